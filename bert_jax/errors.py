@@ -1,0 +1,21 @@
+"""Errors a person can act on: what is wrong, where, and what to do.
+
+Every check in this package raises `InputError`; the command line prints its text
+without a traceback and exits with status 2.
+"""
+
+import difflib
+from collections.abc import Iterable
+
+
+class InputError(ValueError):
+    """Something the user gave (a path, a name, a file, a value) cannot be used."""
+
+
+def unknown(what: str, name: str, choices: Iterable[str]) -> str:
+    """Text for an unknown name: the nearest valid ones first, then all of them."""
+    choices = sorted(choices)
+    near = difflib.get_close_matches(name, choices, n=3, cutoff=0.5)
+    hint = f" Did you mean {' or '.join(near)}?" if near else ""
+    listed = ", ".join(choices) if len(choices) <= 40 else f"{len(choices)} choices"
+    return f"unknown {what} {name!r}.{hint} Valid: {listed}"

@@ -1,0 +1,65 @@
+"""What an objective is: a value that corrupts a batch and scores the model on it.
+
+The step knows nothing else of an objective. Its loss is the weighted sum of means,
+each of them a total and a count over the whole batch, divided once.
+"""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+Batch = Mapping[str, jax.Array]
+
+
+@flax.struct.dataclass
+class Mean:
+    """A total and a count; sums over rows, steps and hosts stay exact."""
+
+    total: jax.Array
+    count: jax.Array
+
+    @classmethod
+    def of(cls, values: jax.Array, weights: jax.Array) -> "Mean":
+        """The mean of `values` where `weights` are not 0."""
+        weights = weights.astype(jnp.float32)
+        return cls((values * weights).sum(), weights.sum())
+
+    def __add__(self, other: "Mean") -> "Mean":
+        return Mean(self.total + other.total, self.count + other.count)
+
+    @property
+    def value(self) -> jax.Array:
+        """total / count; 0 where nothing was counted."""
+        return self.total / jnp.maximum(self.count, 1.0)
+
+
+class Net(Protocol):
+    """The model with its parameters put in, as an objective calls it."""
+
+    def __call__(self, tokens, *, where=None, first=None, heads=()) -> dict: ...
+
+
+class Objective(Protocol):
+    """A frozen dataclass; its fields are its hyper-parameters."""
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """Heads of the model it scores."""
+
+    @property
+    def weights(self) -> Mapping[str, float]:
+        """Which means make up the loss, and how much each counts."""
+
+    def corrupt(self, keys: jax.Array, batch: Batch) -> Batch:
+        """Hides part of a clean batch. Pure; one key a row; shapes static."""
+
+    def terms(self, net: Net, batch: Batch) -> dict[str, Mean]:
+        """Scores the net on a corrupted batch."""
+
+
+def loss_of(objective: Objective, means: Mapping[str, Mean]) -> jax.Array:
+    """The one number that is minimised."""
+    return sum(weight * means[name].value for name, weight in objective.weights.items())
