@@ -27,7 +27,7 @@ class Preset:
     def but(
         self, name: str, *, paper: str = "", tokenizer: str = "", **arch
     ) -> "Preset":
-        """A child: this preset with another name and some fields of the arch changed."""
+        """A child: another name, and some fields of the arch changed."""
         return dataclasses.replace(
             self,
             name=name,

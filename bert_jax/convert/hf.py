@@ -285,7 +285,7 @@ def class_of(params: dict) -> str:
 def verify(
     directory: Path, params: dict, arch: Arch, *, reference: str
 ) -> float | None:
-    """max |ours - theirs| over every output at real positions, or None without torch."""
+    """max |ours - theirs| over all outputs at real positions; None without torch."""
     try:
         import torch
         import transformers

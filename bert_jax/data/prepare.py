@@ -12,6 +12,7 @@ stretch of text is read without reading what comes before it.
 """
 
 import dataclasses
+import hashlib
 import json
 import os
 import shutil
@@ -192,6 +193,7 @@ class Writer:
         self.lengths = array("q")
         self.counts = np.zeros(tokenizer.size, np.int64)
         self.shards, self.offset, self.records = 0, 0, None
+        self.content = hashlib.sha256()
 
     def add(self, batch: list[Document], split) -> None:
         texts = [split(document.text) for document in batch]
@@ -239,6 +241,7 @@ class Writer:
             self.columns[column].append(value)
         self.lengths.extend(lengths.tolist())
         self.counts += np.bincount(ids, minlength=self.tokenizer.size)
+        self.content.update(ids_bytes + lengths.tobytes())
         self.records.write(data)
         self.offset = begin + len(data) + RECORD_FOOTER
 
@@ -270,6 +273,7 @@ class Writer:
         about = {
             "format": FORMAT,
             "tokenizer": {"hash": self.tokenizer.hash, "size": self.tokenizer.size},
+            "content": self.content.hexdigest()[:16],
             "documents": len(self.columns["pieces"]),
             "sentences": len(lengths),
             "pieces": int(lengths.sum()),

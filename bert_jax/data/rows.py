@@ -87,8 +87,9 @@ def plan_full(units: Units, length: int) -> Plan:
     sizes = units.lengths.copy()
     sizes[units.documents[1:] - 1] += 1  # the separator at the end of a document
     total = np.concatenate([[0], np.cumsum(sizes)])
-    room = length - 2
-    borders = walk(np.searchsorted(total, total[:-1] + room, side="right") - 1)
+    ends = total + 1  # with the separator of a row that ends inside a document
+    ends[units.documents] -= 1
+    borders = walk(np.searchsorted(ends, total[:-1] + length - 1, side="right") - 1)
     # A stretch ends where a row ends or a document ends.
     edges = np.union1d(borders, units.documents)
     rows = np.searchsorted(edges, borders)

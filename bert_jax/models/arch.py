@@ -11,6 +11,10 @@ from bert_jax.errors import InputError, unknown
 
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu")
 REMATS = ("none", "dots", "full")
+SIZES = (
+    *("vocab_size", "width", "layers", "heads", "inner"),
+    *("max_positions", "types", "vocab_multiple"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,9 +44,7 @@ class Arch:
 
     def __post_init__(self):
         problems = []
-        for name in (
-            "vocab_size width layers heads inner max_positions types vocab_multiple"
-        ).split():
+        for name in SIZES:
             if getattr(self, name) < 1:
                 problems.append(f"arch.{name}={getattr(self, name)} must be at least 1")
         for name in ("dropout", "attention_dropout"):

@@ -1,0 +1,172 @@
+"""Checkpoints: Orbax writes them, a manifest says whether they are whole.
+
+    checkpoints/<step>/params      Orbax
+    checkpoints/<step>/optimizer   Orbax: moments, step, seed
+    checkpoints/<step>/manifest.json
+
+Orbax commits a directory by renaming it, but restores flipped bits without a word. So
+after the commit the size and SHA-256 of every file are written, last of all; on
+restore they are checked. A checkpoint without a manifest, or one that does not agree
+with it, is set aside and the one before it is used.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+
+from bert_jax.errors import InputError
+from bert_jax.step import TrainState
+
+MANIFEST = "manifest.json"
+
+
+class Checkpoints:
+    """The checkpoints of one workdir. `say` is told what is set aside, and why."""
+
+    def __init__(self, workdir: str | Path, *, keep: int, say: Callable[[str], None]):
+        self.root = Path(workdir).absolute() / "checkpoints"
+        self.keep, self.say = keep, say
+
+    def steps(self) -> list[int]:
+        """Steps with a directory, whole or not, in order."""
+        if not self.root.is_dir():
+            return []
+        return sorted(int(path.name) for path in self.root.iterdir() if is_step(path))
+
+    def save(self, state: TrainState) -> None:
+        import orbax.checkpoint as ocp  # takes half a second: not at start-up
+
+        step = int(state.step)
+        folder = self.root / str(step)
+        if (folder / MANIFEST).exists():
+            return
+        shutil.rmtree(folder, ignore_errors=True)  # left by a killed process
+        rest = {"opt_state": state.opt_state, "step": state.step, "seed": state.seed}
+        need = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+        try:
+            folder.mkdir(parents=True)
+            with ocp.StandardCheckpointer() as checkpointer:
+                checkpointer.save(folder / "params", state.params)
+                checkpointer.wait_until_finished()
+                checkpointer.save(folder / "optimizer", rest)
+                checkpointer.wait_until_finished()
+            if jax.process_index() == 0:
+                write_manifest(folder)
+        except Exception as error:  # Orbax reports a full disk in several types
+            shutil.rmtree(folder, ignore_errors=True)
+            left = [step for step in self.steps() if self.problem(step) is None]
+            raise InputError(self.cannot_save(step, error, need, left)) from error
+        for old in self.steps()[: -self.keep]:
+            shutil.rmtree(self.root / str(old))
+
+    def cannot_save(self, step: int, error: Exception, need: int, left: list) -> str:
+        free = shutil.disk_usage(self.root.parent).free
+        reason = str(error).strip().split("\n")[0][:300]
+        last = f"the last good one is step {left[-1]}" if left else "there is none yet"
+        return (
+            f"the checkpoint of step {step} could not be written to {self.root}: "
+            f"{reason}\nIt needs about {need / 1e6:.0f} MB, {free / 1e6:.0f} MB are "
+            f"free. Nothing else is lost: {last}. Make room and run the same command."
+        )
+
+    def problem(self, step: int) -> str | None:
+        """Why a checkpoint cannot be trusted, or None."""
+        folder = self.root / str(step)
+        if not (folder / MANIFEST).exists():
+            return "it was not finished (no manifest)"
+        try:
+            manifest = json.loads((folder / MANIFEST).read_text())
+        except ValueError:
+            return "its manifest is damaged"
+        for name, (size, digest) in manifest.items():
+            path = folder / name
+            if not path.is_file():
+                return f"{name} is missing"
+            if path.stat().st_size != size:
+                return f"{name} has {path.stat().st_size} bytes instead of {size}"
+            if sha256(path) != digest:
+                return f"{name} was altered (other hash)"
+        return None
+
+    def last_good(self) -> int | None:
+        """The newest checkpoint that is whole; those that are not are set aside."""
+        for step in reversed(self.steps()):
+            reason = self.problem(step)
+            if reason is None:
+                return step
+            aside = self.root / f"{step}.damaged"
+            shutil.rmtree(aside, ignore_errors=True)
+            os.rename(self.root / str(step), aside)
+            self.say(
+                f"checkpoint {step} is not usable: {reason}. It was moved to {aside}; "
+                "the one before it is taken."
+            )
+        return None
+
+    def restore(self, step: int, like: TrainState) -> TrainState:
+        """The state of a step that `last_good` named, placed as `like` is."""
+        params = restore(self.root / str(step) / "params", like.params)
+        rest = {"opt_state": like.opt_state, "step": like.step, "seed": like.seed}
+        rest = restore(self.root / str(step) / "optimizer", rest)
+        return like.replace(params=params, **rest)
+
+    def good_params(self, step: int | None, like: dict) -> tuple[int, dict]:
+        """Parameters of one step, or of the newest whole one; nothing is moved."""
+        steps = self.steps()
+        if step is not None and step not in steps:
+            raise InputError(
+                f"{self.root} has no step {step}; it has {steps or 'none'}"
+            )
+        for number in [step] if step is not None else reversed(steps):
+            reason = self.problem(number)
+            if reason is None:
+                return number, restore(self.root / str(number) / "params", like)
+            self.say(f"checkpoint {number} is not usable: {reason}")
+        raise InputError(f"{self.root} has no usable checkpoint")
+
+
+def is_step(path: Path) -> bool:
+    return path.is_dir() and path.name.isdigit()
+
+
+def restore(path: Path, like):
+    """What Orbax saved at `path`, with the shapes, types and placement of `like`."""
+    import orbax.checkpoint as ocp
+
+    shapes = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
+    with ocp.StandardCheckpointer() as checkpointer:
+        return checkpointer.restore(path, shapes)
+
+
+def sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_manifest(folder: Path) -> None:
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    manifest = {
+        str(path.relative_to(folder)): [path.stat().st_size, sha256(path)]
+        for path in files
+    }
+    write_text(folder / MANIFEST, json.dumps(manifest, indent=1))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replaces a file, whole or not at all, also if the machine goes down."""
+    scratch = path.with_name(f".{path.name}.tmp")
+    try:
+        with open(scratch, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(scratch, path)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            scratch.unlink()

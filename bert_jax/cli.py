@@ -1,0 +1,325 @@
+"""The `bert_jax` command: sub-commands parse and call, nothing else."""
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+
+from bert_jax.errors import InputError
+
+# (name, one line, example); the functions of the same name are below.
+COMMANDS = {
+    "tokenizer": (
+        "train a vocabulary",
+        "bert_jax tokenizer --kind wordpiece --vocab_size 8000 --out tok 'books/*.txt'",
+    ),
+    "prepare": (
+        "tokenise text into a corpus on disk",
+        "bert_jax prepare --tokenizer tok --out corpus 'books/*.txt.gz' pydocs",
+    ),
+    "train": (
+        "pretrain; the same command again resumes",
+        "bert_jax train --config pretrain:bert-tiny --workdir runs/tiny \\\n"
+        "      --config.data=corpus --config.steps=1000 --config.batch=32",
+    ),
+    "eval": (
+        "score a model on held-out text",
+        "bert_jax eval runs/tiny --data held_out --json",
+    ),
+    "fill": (
+        "fill the blanks of a text",
+        'bert_jax fill runs/tiny "the [MASK] of a function" --top 5',
+    ),
+    "export": (
+        "write a Hugging Face directory, checked against PyTorch",
+        "bert_jax export runs/tiny exported --step 1000",
+    ),
+    "presets": (
+        "list the family, or show one member",
+        "bert_jax presets bert-base-uncased --json",
+    ),
+    "demo": (
+        "the whole road in five minutes, on the built-in corpus",
+        "bert_jax demo --workdir runs/demo",
+    ),
+}
+MORE = {
+    "train": """
+
+Any field of the config is set by --config.FIELD=VALUE:
+  data        corpus made by `bert_jax prepare`           (needed)
+  steps, batch, length, seed
+  rows        pair | full | doc: how text is laid out     (full: no next sentence)
+  across      attend | block: attention across documents in full rows
+  init        model to go on from: workdir or Hugging Face directory
+  dtype       auto | float32 | bfloat16
+  optim.*     name (bert_adamw, adamw), lr, warmup, decay, beta1, beta2, eps, clip
+  objective.* rate, hide, randomise, next_sentence
+  arch.*      layers, width, heads, inner, dropout, stack, remat, ...
+  eval.*      data (held-out corpus), every, rows
+  log_every, save_every, keep
+Ctrl-C and SIGTERM save and exit; the same command goes on from there."""
+}
+INPUT = (
+    "text file or glob (.txt, .jsonl, also .gz and .xz; a blank line between "
+    "documents, or one JSON object with `text` a line), tfds:NAME[/CONFIG][:SPLIT], "
+    "or pydocs[:SPLIT]"
+)
+MODEL = "training workdir or Hugging Face directory"
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Runs one command; an `InputError` is printed without a traceback."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    arguments, rest = parser().parse_known_args(argv)
+    try:
+        if rest and arguments.command != "train":
+            raise InputError(f"unknown arguments {' '.join(rest)}; see --help")
+        if arguments.command == "train":
+            arguments.overrides = rest
+        use_compilation_cache()
+        arguments.run(arguments)
+    except InputError as error:
+        sys.exit(f"error: {error}")
+    except ModuleNotFoundError as error:
+        if error.name not in ("tensorflow", "tensorflow_datasets"):
+            raise
+        sys.exit(
+            f"error: this command needs {error.name}: pip install 'bert_jax[data]'"
+        )
+    except BrokenPipeError:  # `bert_jax presets | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def use_compilation_cache() -> None:
+    """What was compiled once is not compiled again, also by the next process."""
+    import jax
+
+    folder = os.environ.get("BERT_JAX_CACHE") or Path.home() / ".cache/bert_jax"
+    jax.config.update("jax_compilation_cache_dir", str(Path(folder) / "xla"))
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(
+        prog="bert_jax",
+        description="The BERT family in JAX: from raw text to PyTorch weights.",
+    )
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    add = {}
+    for name, (line, example) in COMMANDS.items():
+        add[name] = commands.add_parser(
+            name,
+            help=line,
+            description=f"{line[0].upper()}{line[1:]}.{MORE.get(name, '')}",
+            epilog=f"example:\n  {example}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        add[name].set_defaults(run=globals()[f"run_{name}"])
+
+    tokenizer = add["tokenizer"]
+    tokenizer.add_argument("inputs", nargs="+", metavar="INPUT", help=INPUT)
+    tokenizer.add_argument("--kind", choices=["wordpiece"], default="wordpiece")
+    tokenizer.add_argument("--vocab_size", type=int, default=30522)
+    tokenizer.add_argument("--out", required=True, help="folder to write")
+    tokenizer.add_argument(
+        "--lowercase", choices=["yes", "no"], default="yes", help="default: yes"
+    )
+    tokenizer.add_argument(
+        "--strip_accents", choices=["yes", "no"], help="default: as --lowercase"
+    )
+
+    prepare = add["prepare"]
+    prepare.add_argument("inputs", nargs="+", metavar="INPUT", help=INPUT)
+    prepare.add_argument("--tokenizer", required=True, help="folder of the tokenizer")
+    prepare.add_argument("--out", required=True, help="folder to write")
+    prepare.add_argument(
+        "--sentences",
+        choices=["split", "line"],
+        default="split",
+        help="split lines into sentences by rule (default), or one sentence a line",
+    )
+
+    train = add["train"]
+    train.add_argument(
+        "--config",
+        required=True,
+        metavar="NAME:PRESET",
+        help="pretrain:PRESET, or the path of a config file, configs/pretrain.py:PRESET",
+    )
+    train.add_argument("--workdir", required=True, help="folder of the run")
+
+    evaluate = add["eval"]
+    evaluate.add_argument("model", metavar="MODEL", help=MODEL)
+    evaluate.add_argument("--data", required=True, help="prepared corpus")
+    evaluate.add_argument("--rows", choices=["full", "doc", "pair"])
+    evaluate.add_argument("--length", type=int, help="default: that of the run, or 128")
+    evaluate.add_argument("--batch", type=int, default=32)
+    evaluate.add_argument("--count", type=int, help="rows to score; default: all")
+
+    fill = add["fill"]
+    fill.add_argument("model", metavar="MODEL", help=MODEL)
+    fill.add_argument("text", help="a text with one or more [MASK]")
+    fill.add_argument("--top", type=int, default=5, help="guesses for each blank")
+
+    export = add["export"]
+    export.add_argument("model", metavar="WORKDIR", help=MODEL)
+    export.add_argument("out", metavar="OUT", help="folder to write")
+    export.add_argument("--step", type=int, help="default: the newest checkpoint")
+
+    presets = add["presets"]
+    presets.add_argument("name", nargs="?", help="one member")
+
+    for name in ("eval", "fill", "presets"):
+        add[name].add_argument("--json", action="store_true", help="print JSON")
+
+    add["demo"].add_argument("--workdir", default="runs/demo", help="folder of the run")
+    return top
+
+
+def run_tokenizer(arguments) -> None:
+    from bert_jax.data.text import documents
+    from bert_jax.data.tokenizers import train_wordpiece
+
+    out = Path(arguments.out)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise InputError(f"{out} exists already: choose another name or remove it")
+    strip = arguments.strip_accents
+    tokenizer = train_wordpiece(
+        (document.text for document in documents(arguments.inputs)),
+        vocab_size=arguments.vocab_size,
+        lowercase=arguments.lowercase == "yes",
+        strip_accents=None if strip is None else strip == "yes",
+    )
+    tokenizer.save(out)
+    print(f"{tokenizer.size} pieces written to {out} (hash {tokenizer.hash})")
+
+
+def run_prepare(arguments) -> None:
+    from bert_jax.data.prepare import prepare
+    from bert_jax.data.tokenizers import load_tokenizer
+
+    corpus = prepare(
+        arguments.inputs,
+        tokenizer=load_tokenizer(arguments.tokenizer),
+        out=arguments.out,
+        sentences=arguments.sentences,
+    )
+    about = corpus.about
+    print(
+        f"{arguments.out}: {about['documents']:,} documents, {about['sentences']:,} "
+        f"sentences, {about['pieces']:,} pieces ({about['unknown']:,} unknown)"
+    )
+
+
+def run_train(arguments) -> None:
+    from bert_jax.config import load_config, override, resolve
+    from bert_jax.train import train
+
+    config = load_config(arguments.config)
+    override(config, read_overrides(arguments.overrides))
+    result = train(resolve(config), arguments.workdir)
+    if result["finished"]:
+        print(f"next: bert_jax export {arguments.workdir} OUT")
+
+
+def read_overrides(words: list[str]) -> dict[str, str]:
+    """{"steps": "10"} from --config.steps=10 or --config.steps 10."""
+    changes, words = {}, list(words)
+    while words:
+        word = words.pop(0)
+        if not word.startswith("--config."):
+            raise InputError(
+                f"unknown argument {word}; fields are set by --config.FIELD=VALUE"
+            )
+        name, equals, value = word.removeprefix("--config.").partition("=")
+        if not equals:
+            if not words:
+                raise InputError(f"{word} lacks its value: {word}=VALUE")
+            value = words.pop(0)
+        changes[name] = value
+    return changes
+
+
+def run_eval(arguments) -> None:
+    from bert_jax.evaluate import evaluate
+
+    scores = evaluate(
+        arguments.model,
+        data=arguments.data,
+        rows=arguments.rows,
+        length=arguments.length,
+        batch=arguments.batch,
+        count=arguments.count,
+    )
+    if arguments.json:
+        print(json.dumps(scores))
+    else:
+        for name, value in scores.items():
+            print(f"{name:24} {value:.4f}")
+
+
+def run_fill(arguments) -> None:
+    from bert_jax.fill import fill
+    from bert_jax.model_dir import load
+
+    blanks = fill(load(arguments.model), arguments.text, top=arguments.top)
+    if arguments.json:
+        print(json.dumps(blanks, ensure_ascii=False))
+        return
+    for number, guesses in enumerate(blanks, 1):
+        shown = "  ".join(f"{g['piece']} {g['probability']:.1%}" for g in guesses)
+        print(f"blank {number}: {shown}")
+
+
+def run_export(arguments) -> None:
+    from bert_jax.convert.hf import TOLERANCE, export_model
+    from bert_jax.model_dir import load
+
+    model = load(arguments.model, step=arguments.step)
+    difference = export_model(arguments.out, model.params, model.arch, model.tokenizer)
+    at = "" if model.step is None else f" step {model.step} of"
+    if difference is None:
+        print(
+            f"wrote{at} {arguments.model} to {arguments.out}, NOT verified: PyTorch and "
+            "transformers are not installed (pip install 'bert_jax[torch]')"
+        )
+    else:
+        print(
+            f"wrote{at} {arguments.model} to {arguments.out}; PyTorch's logits differ "
+            f"by at most {difference:.1e} (allowed {TOLERANCE:.0e})"
+        )
+
+
+def run_presets(arguments) -> None:
+    from bert_jax.presets import PRESETS, preset
+
+    chosen = [preset(arguments.name)] if arguments.name else list(PRESETS.values())
+    rows = [describe(member) for member in chosen]
+    if arguments.json:
+        print(json.dumps(rows[0] if arguments.name else rows, indent=2))
+    elif arguments.name:
+        for name, value in rows[0].items():
+            print(f"{name:12} {value}")
+    else:
+        for row in rows:
+            arch = row["arch"]
+            print(
+                f"{row['name']:32} {row['parameters']:>13,}  L{arch['layers']} "
+                f"D{arch['width']} H{arch['heads']}  {row['paper']}"
+            )
+
+
+def describe(member) -> dict:
+    import dataclasses
+
+    from bert_jax.models.model import HEADS, count_params
+
+    count = count_params(member.arch, heads=HEADS)
+    return {**dataclasses.asdict(member), "parameters": count}
+
+
+def run_demo(arguments) -> None:
+    from bert_jax.demo import demo
+
+    demo(Path(arguments.workdir))

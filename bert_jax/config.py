@@ -1,0 +1,195 @@
+"""Preset + config file + overrides -> one frozen `Run`.
+
+A config file has `get_config(arg)` and returns an ml_collections ConfigDict, the
+convention of JAX research code. Every field can be overridden by
+`--config.field=value`; an unknown field is an error that names the nearest ones.
+"""
+
+import dataclasses
+import importlib.util
+from pathlib import Path
+
+from ml_collections import ConfigDict
+
+from bert_jax.errors import InputError, unknown
+from bert_jax.models.arch import Arch
+from bert_jax.objectives import OBJECTIVES
+from bert_jax.optim import Optim
+from bert_jax.presets import preset
+
+DTYPES = ("auto", "float32", "bfloat16")
+FROM_TOKENIZER = ("vocab_size", "mask_id", "special_ids")
+# Fields that change what a run reports or keeps, never what it computes.
+FREE = ("log_every", "save_every", "keep", "eval", "data", "init")
+
+
+@dataclasses.dataclass(frozen=True)
+class Eval:
+    data: str = ""  # corpus of held-out text; "" = no evaluation
+    every: int = 1000  # steps between evaluations; there is always one at the end
+    rows: int = 1024  # rows scored, the first ones; 0 = all
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """Everything one training run is told."""
+
+    preset: str
+    arch: Arch
+    objective: dict  # hyper-parameters of the preset's objective
+    optim: Optim
+    eval: Eval
+    data: str  # corpus made by `bert_jax prepare`
+    rows: str  # full | doc | pair
+    across: str  # attend | block: whether attention crosses documents in full rows
+    length: int  # tokens in a row
+    batch: int  # rows in a step, over all devices
+    steps: int
+    seed: int
+    init: str  # model to start from; "" = random
+    dtype: str  # of the computation: auto | float32 | bfloat16
+    log_every: int
+    save_every: int
+    keep: int  # checkpoints kept
+
+    def __post_init__(self):
+        problems = []
+        if not self.data:
+            problems.append(
+                "config.data is not set: give a corpus made by `bert_jax prepare`, "
+                "--config.data=DIR"
+            )
+        if self.dtype not in DTYPES:
+            problems.append(unknown("config.dtype", self.dtype, DTYPES))
+        for name in ("batch", "steps", "log_every", "save_every", "keep"):
+            if getattr(self, name) < 1:
+                problems.append(f"config.{name}={getattr(self, name)}: at least 1")
+        for name in ("every", "rows"):
+            if getattr(self.eval, name) < 0:
+                problems.append(f"config.eval.{name} is negative")
+        if self.length > self.arch.max_positions:
+            problems.append(
+                f"config.length={self.length} is more than "
+                f"config.arch.max_positions={self.arch.max_positions}"
+            )
+        if problems:
+            raise InputError("\n".join(problems))
+
+    def as_dict(self) -> dict:
+        """What is written into the workdir."""
+        return dataclasses.asdict(self)
+
+
+def from_preset(name: str) -> ConfigDict:
+    """The part of a config that a preset decides: arch.*, objective.*, rows."""
+    chosen = preset(name)
+    hyper = {
+        field.name: field.default
+        for field in dataclasses.fields(OBJECTIVES[chosen.objective])
+        if field.name not in FROM_TOKENIZER
+    }
+    return ConfigDict(
+        {
+            "preset": chosen.name,
+            "rows": chosen.rows,
+            "arch": dataclasses.asdict(chosen.arch),
+            "objective": hyper,
+        }
+    )
+
+
+def find_config(name: str) -> Path:
+    """A config by path (configs/pretrain.py) or by name (pretrain)."""
+    if Path(name).is_file():
+        return Path(name)
+    from bert_jax import configs
+
+    folder = Path(next(iter(configs.__path__)))
+    known = sorted(path.stem for path in folder.glob("[a-z]*.py"))
+    if Path(name).stem in known and name in (Path(name).stem, f"configs/{name[8:]}"):
+        return folder / f"{Path(name).stem}.py"
+    raise InputError(unknown("config", name, known) + ", or the path of a file")
+
+
+def load_config(argument: str) -> ConfigDict:
+    """The config of `pretrain:PRESET` or `path/to/config.py:PRESET`."""
+    name, _, rest = argument.partition(":")
+    path = find_config(name)
+    spec = importlib.util.spec_from_file_location(f"config_{path.stem}", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    if not hasattr(module, "get_config"):
+        raise InputError(f"{path} has no function get_config(arg)")
+    return module.get_config(rest) if rest else module.get_config()
+
+
+def override(config: ConfigDict, changes: dict[str, str]) -> None:
+    """Sets fields such as {"optim.lr": "1e-3"}; all problems are told at once."""
+    fields = dict(flatten(config))
+    problems = []
+    for name, text in changes.items():
+        if name not in fields:
+            problems.append(unknown("config field", name, fields))
+            continue
+        kind = type(fields[name])
+        try:
+            value = parse(text, kind)
+        except ValueError:
+            problems.append(f"config.{name}={text!r} is not of type {kind.__name__}")
+            continue
+        *parents, last = name.split(".")
+        node = config
+        for parent in parents:
+            node = node[parent]
+        node[last] = value
+    if problems:
+        raise InputError("\n".join(problems))
+
+
+def parse(text: str, kind: type):
+    if kind is int:
+        number = float(text)  # 1e6 is a number of steps as people write it
+        if number != int(number):
+            raise ValueError(text)
+        return int(text) if text.lstrip("+-").isdigit() else int(number)
+    return kind(text)
+
+
+def flatten(config, prefix: str = ""):
+    for name, value in config.items():
+        if isinstance(value, ConfigDict | dict):
+            yield from flatten(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def resolve(config: ConfigDict) -> Run:
+    """Checks every field of a config and freezes it."""
+    fields = {field.name for field in dataclasses.fields(Run)}
+    given = config.to_dict()
+    problems = [unknown("config field", name, fields) for name in {*given} - fields]
+    missing = sorted(fields - set(given))
+    if missing:
+        problems.append(f"the config lacks the fields {', '.join(missing)}")
+    parts = {"arch": Arch, "optim": Optim, "eval": Eval}
+    for name, kind in parts.items():
+        valid = {field.name for field in dataclasses.fields(kind)}
+        problems += [
+            unknown("config field", f"{name}.{field}", [f"{name}.{v}" for v in valid])
+            for field in {*given.get(name, {})} - valid
+        ]
+    if problems:
+        raise InputError("\n".join(problems))
+    given |= {name: kind(**given[name]) for name, kind in parts.items()}
+    return Run(**given)
+
+
+def differences(old: dict, new: dict) -> list[str]:
+    """Fields in which a workdir's config and this one would compute otherwise."""
+    old, new = ({k: v for k, v in c.items() if k not in FREE} for c in (old, new))
+    before, after = dict(flatten(old)), dict(flatten(new))
+    return [
+        f"{name}: {before.get(name)!r} in the workdir, {after.get(name)!r} now"
+        for name in sorted({*before, *after})
+        if before.get(name) != after.get(name)
+    ]

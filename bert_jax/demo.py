@@ -1,0 +1,113 @@
+"""The whole road on the built-in corpus: text, vocabulary, corpus, pretraining,
+evaluation, blanks, picture, export, check. `make demo` runs it."""
+
+import json
+from pathlib import Path
+
+from bert_jax.checkpoint import write_text
+from bert_jax.config import load_config, override, resolve
+from bert_jax.convert.hf import export_model
+from bert_jax.data.prepare import prepare
+from bert_jax.data.text import documents
+from bert_jax.data.tokenizers import load_tokenizer, train_wordpiece
+from bert_jax.fill import fill
+from bert_jax.model_dir import load
+from bert_jax.train import train
+
+VOCAB = 8192
+SETTINGS = {
+    "arch.max_positions": "128",
+    "arch.dropout": "0",  # one pass over little text: nothing to over-fit
+    "arch.attention_dropout": "0",
+    "rows": "full",
+    "length": "64",
+    "batch": "32",
+    "steps": "1200",
+    "optim.lr": "1e-3",
+    "optim.warmup": "0.1",
+    "log_every": "20",
+    "save_every": "400",
+    "eval.every": "400",
+    "eval.rows": "512",
+}
+BLANKS = (
+    "the [MASK] of this function is a list of strings .",
+    "raises a [MASK] if the file does not exist .",
+    "returns [MASK] if the two arrays are equal .",
+)
+
+
+def demo(workdir: Path) -> None:
+    report = workdir / "report.json"
+    if report.is_file():
+        print(f"the demo in {workdir} is finished")
+        print(describe(json.loads(report.read_text()), workdir))
+        return
+    tokenizer_dir, corpus = workdir / "tokenizer", workdir / "corpus"
+    if not (tokenizer_dir / "vocab.txt").is_file():
+        print("1. a WordPiece vocabulary from the documentation in this Python")
+        texts = (document.text for document in documents(["pydocs:train"]))
+        train_wordpiece(texts, vocab_size=VOCAB).save(tokenizer_dir)
+    tokenizer = load_tokenizer(tokenizer_dir)
+    print("2. the corpus, tokenised once")
+    for split in ("train", "valid"):
+        if not (corpus / split).is_dir():
+            prepare([f"pydocs:{split}"], tokenizer=tokenizer, out=corpus / split)
+
+    print("3. pretraining: masked LM; about three minutes on two cores")
+    config = load_config("pretrain:bert-mini")
+    data = {"data": str(corpus / "train"), "eval.data": str(corpus / "valid")}
+    override(config, {**SETTINGS, **data})
+    result = train(resolve(config), workdir / "run")
+    if not result["finished"]:
+        return
+
+    print("4. blanks")
+    model = load(workdir / "run")
+    blanks = {}
+    for text in BLANKS:
+        blanks[text] = [guess["piece"] for guess in fill(model, text, top=3)[0]]
+        print(f"   {text.replace('[MASK]', '____')}  {' | '.join(blanks[text])}")
+
+    print("5. export, checked against PyTorch")
+    exported = workdir / "exported"
+    difference = None
+    if not exported.exists():
+        difference = export_model(exported, model.params, model.arch, tokenizer)
+    scores = {
+        "steps": result["eval"]["step"],
+        "final_loss": result["train"]["masked_lm_loss"],
+        "eval_loss": result["eval"]["masked_lm_loss"],
+        "eval_accuracy": result["eval"]["masked_lm_accuracy"],
+        "unigram_accuracy": result["eval"]["unigram_accuracy"],
+        "eval_predictions": result["eval"]["predictions"],
+        "tokens_per_second": result["train"]["tokens_per_second"],
+        "share_of_peak": result["train"]["share_of_peak"],
+        "vocab_size": tokenizer.size,
+        "export_max_abs_diff": difference,
+        "blanks": blanks,
+    }
+    write_text(report, json.dumps(scores, indent=2) + "\n")
+    print(describe(scores, workdir))
+
+
+def describe(scores: dict, workdir: Path) -> str:
+    ratio = scores["eval_accuracy"] / scores["unigram_accuracy"]
+    difference = scores["export_max_abs_diff"]
+    checked = "not checked" if difference is None else f"{difference:.1e}"
+    return f"""
+  {scores["steps"]} steps, final loss {scores["final_loss"]:.3f}
+  held-out accuracy   {scores["eval_accuracy"]:.1%}, {ratio:.1f} times the {
+        scores["unigram_accuracy"]:.1%} of always guessing the most frequent piece
+  speed               {scores["tokens_per_second"]:,.0f} tokens/s
+  PyTorch's logits    differ by at most {checked}
+  the loss            {workdir}/run/loss.png
+  all figures         {workdir}/report.json
+
+what next:
+  bert_jax fill {workdir}/run "the [MASK] of a list"
+  bert_jax eval {workdir}/exported --data {workdir}/corpus/valid
+  bert_jax tokenizer --vocab_size 8000 --out tok YOUR.txt      your own text
+  bert_jax train --help
+in Python: transformers.AutoModelForMaskedLM.from_pretrained("{workdir}/exported")
+(commands are in .venv/bin)"""

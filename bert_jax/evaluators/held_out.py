@@ -1,0 +1,51 @@
+"""Any objective's scores on held-out text, with a corruption that never changes.
+
+What is hidden in a row is a function of (seed, row id), so that two models, or two
+moments of one run, are scored on the same predictions. `unigram_accuracy` is what
+always guessing the most frequent piece would score on them.
+"""
+
+import math
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+
+from bert_jax.data.pipeline import eval_batches
+from bert_jax.data.rows import Rows
+from bert_jax.models.model import Model
+from bert_jax.objectives.base import Objective
+from bert_jax.sharding import place
+from bert_jax.step import make_eval_step
+
+SEED = 0  # of the evaluation corruption; never that of the run
+
+
+class HeldOut:
+    def __init__(
+        self,
+        rows: Rows,
+        *,
+        model: Model,
+        objective: Objective,
+        mesh: jax.sharding.Mesh,
+        frequent_id: int,  # the most frequent piece of the training text
+        batch: int,
+        count: int | None = None,
+    ):
+        self.rows, self.mesh, self.batch, self.count = rows, mesh, batch, count
+        self.frequent = jnp.int32(frequent_id)
+        self.step = jax.jit(make_eval_step(model, objective))
+
+    def run(self, params: dict) -> Iterator[tuple[str, float]]:
+        """Yields each score by name."""
+        sums = None
+        for batch in eval_batches(self.rows, size=self.batch, count=self.count):
+            batch = place(self.mesh, batch)
+            means = self.step(params, jnp.uint32(SEED), batch, self.frequent)
+            sums = means if sums is None else jax.tree.map(jnp.add, sums, means)
+        sums = jax.device_get(sums)
+        yield from ((name, float(mean.value)) for name, mean in sums.items())
+        loss = sums["masked_lm_loss"]
+        yield "perplexity", math.exp(min(float(loss.value), 700.0))
+        yield "predictions", float(loss.count)

@@ -1,0 +1,152 @@
+"""Numbers of a run: to the terminal, metrics.jsonl, TensorBoard and loss.png."""
+
+import contextlib
+import json
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+from tqdm import tqdm
+
+from bert_jax.models.arch import Arch
+
+# Peak bf16 FLOP/s of one chip, from Cloud TPU's system architecture pages.
+PEAK = {
+    "TPU v4": 275e12,
+    "TPU v5 lite": 197e12,
+    "TPU v5": 459e12,
+    "TPU v6 lite": 918e12,
+}
+
+
+def train_flops(arch: Arch, *, length: int, predictions: int) -> float:
+    """FLOPs of training on one row: 2 a multiply-add, backward twice the forward."""
+    D, F, N, S, V = arch.width, arch.inner, arch.layers, length, arch.padded_vocab
+    layer = 2 * S * (4 * D * D + 2 * D * F) + 4 * S * S * D
+    head = 2 * predictions * (D * D + D * V)
+    return 3.0 * (N * layer + head)
+
+
+def peak_flops() -> float | None:
+    """FLOP/s all devices together can reach; on a CPU measured by a matrix product."""
+    device = jax.devices()[0]
+    if device.platform != "cpu":
+        peak = PEAK.get(device.device_kind)
+        return peak and peak * jax.device_count()
+    n = 1024
+    x = jnp.ones((n, n), jnp.float32)
+    product = jax.jit(jnp.matmul)
+    product(x, x).block_until_ready()
+    best = float("inf")
+    for _ in range(5):
+        begin = time.perf_counter()
+        product(x, x).block_until_ready()
+        best = min(best, time.perf_counter() - begin)
+    return 2 * n**3 / best
+
+
+class Writers:
+    """A progress bar, metrics.jsonl and TensorBoard events; process 0 writes."""
+
+    def __init__(self, workdir: Path, *, start: int, steps: int, progress: bool):
+        self.chief = jax.process_index() == 0
+        self.path = workdir / "metrics.jsonl"
+        self.workdir, self.start, self.steps = workdir, start, steps
+        self.progress = progress and self.chief
+
+    def __enter__(self) -> "Writers":
+        if self.chief:
+            keep = [row for row in read_metrics(self.path) if row["step"] <= self.start]
+            self.path.write_text("".join(json.dumps(row) + "\n" for row in keep))
+            self.file = open(self.path, "a", encoding="utf-8")
+            self.events = tensorboard(self.workdir / "tensorboard")
+        self.bar = tqdm(
+            initial=self.start,
+            total=self.steps,
+            desc="train",
+            unit="step",
+            disable=not self.progress,
+            dynamic_ncols=True,
+        )
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.bar.close()
+        if self.chief:
+            self.file.close()
+
+    def say(self, text: str) -> None:
+        if self.chief:
+            tqdm.write(text)
+
+    def advance(self) -> None:
+        self.bar.update()
+
+    def write(self, step: int, values: dict, *, kind: str) -> None:
+        """One line of numbers; `kind` is train or eval."""
+        if not self.chief:
+            return
+        self.file.write(json.dumps({"step": step, "kind": kind, **values}) + "\n")
+        self.file.flush()
+        self.events(step, {f"{kind}/{name}": value for name, value in values.items()})
+        if kind == "train":
+            shown = {"loss": f"{values['loss']:.3f}"}
+            shown["tok/s"] = f"{values['tokens_per_second']:,.0f}"
+            self.bar.set_postfix(shown, refresh=False)
+
+
+def tensorboard(directory: Path):
+    """A function that writes scalars. Plain tf.summary.scalar would need TensorBoard
+    itself to be installed; the summary it writes does not."""
+    import tensorflow as tf
+
+    metadata = tf.compat.v1.SummaryMetadata(
+        plugin_data=tf.compat.v1.SummaryMetadata.PluginData(plugin_name="scalars")
+    )
+    writer = tf.summary.create_file_writer(str(directory))
+
+    def write(step: int, values: dict) -> None:
+        with writer.as_default():
+            for name, value in values.items():
+                if isinstance(value, float):
+                    tensor = tf.constant(value, tf.float32)
+                    tf.summary.write(name, tensor, step=step, metadata=metadata)
+            writer.flush()
+
+    return write
+
+
+def read_metrics(path: Path) -> list[dict]:
+    """The lines of metrics.jsonl; a last line cut short by a kill is left out."""
+    rows = []
+    if path.exists():
+        for line in path.read_text(encoding="utf-8").splitlines():
+            with contextlib.suppress(json.JSONDecodeError):
+                rows.append(json.loads(line))
+    return rows
+
+
+def draw_loss(workdir: Path) -> Path:
+    """loss.png: the loss and the accuracy over the steps, training and held-out."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    rows = read_metrics(workdir / "metrics.jsonl")
+    figure, axes = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    for axis, name in zip(axes, ("masked_lm_loss", "masked_lm_accuracy"), strict=True):
+        for kind, style in (("train", "-"), ("eval", "o-")):
+            found = [r for r in rows if r["kind"] == kind and name in r]
+            if found:
+                label = {"train": "training", "eval": "held-out text"}[kind]
+                steps = [row["step"] for row in found]
+                axis.plot(steps, [row[name] for row in found], style, label=label)
+        axis.set(xlabel="step", title=name.replace("_", " "))
+        axis.grid(alpha=0.3)
+        axis.legend()
+    path = workdir / "loss.png"
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+    return path

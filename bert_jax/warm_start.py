@@ -1,0 +1,69 @@
+"""Start from another model: continued pretraining and domain adaptation.
+
+Every parameter is accounted for: taken over, taken over for the pieces that both
+vocabularies have, or fresh. The report says which and how many.
+"""
+
+import jax
+import numpy as np
+
+from bert_jax.convert.hf import flatten, unflatten
+from bert_jax.data.tokenizers import Tokenizer
+from bert_jax.errors import InputError
+from bert_jax.model_dir import LoadedModel
+from bert_jax.models.arch import Arch
+
+BY_PIECE = ("embed/token", "lm/bias")  # parameters with a row for each piece
+
+
+def warm_start(
+    fresh: dict, *, arch: Arch, tokenizer: Tokenizer, source: LoadedModel
+) -> tuple[dict, list[str]]:
+    """Parameters for `arch` and `tokenizer`, and a report of where they are from."""
+    ours, theirs = flatten(jax.device_get(fresh)), flatten(source.params)
+    same_pieces = source.tokenizer.hash == tokenizer.hash
+    pairs = shared_pieces(source.tokenizer, tokenizer)
+    taken, initialised, problems = {}, [], []
+    for name, leaf in ours.items():
+        if name not in theirs:
+            taken[name] = leaf
+            initialised.append(name)
+            continue
+        other = np.asarray(theirs[name])
+        if name in BY_PIECE:
+            if leaf.shape[1:] != other.shape[1:]:
+                problems.append(
+                    f"{name}: width {other.shape[1:]}, here {leaf.shape[1:]}"
+                )
+                continue
+            new = np.array(leaf)
+            new[pairs[:, 1]] = other[pairs[:, 0]]
+            taken[name] = new
+        elif leaf.shape != other.shape:
+            problems.append(f"{name} has shape {other.shape}, here {leaf.shape}")
+        else:
+            taken[name] = other
+    if problems:
+        raise InputError(
+            f"{source.path} does not fit config.arch (is it {source.preset.name}?):\n"
+            + "\n".join(problems)
+        )
+    unused = sorted(set(theirs) - set(ours))
+    report = [f"started from {source.path}: {len(ours) - len(initialised)} parameters"]
+    if not same_pieces:
+        report.append(
+            f"other vocabulary: {len(pairs)} of {tokenizer.size} pieces copied, "
+            f"{tokenizer.size - len(pairs)} initialised"
+        )
+    if initialised:
+        report.append(f"initialised, not in the source: {', '.join(initialised)}")
+    if unused:
+        report.append(f"in the source, not used here: {', '.join(unused)}")
+    return unflatten(taken), report
+
+
+def shared_pieces(source: Tokenizer, target: Tokenizer) -> np.ndarray:
+    """(id there, id here) of every piece that both vocabularies have: [n, 2]."""
+    there = {piece: number for number, piece in enumerate(source.vocab)}
+    pairs = [(there[p], here) for here, p in enumerate(target.vocab) if p in there]
+    return np.asarray(pairs, np.int64).reshape(-1, 2)

@@ -1,0 +1,1 @@
+"""Config files; installed as `bert_jax.configs`."""

@@ -1,0 +1,39 @@
+"""Pretraining with BERT's recipe (Devlin et al. 2019, appendix A.2).
+
+    bert_jax train --config pretrain:bert-tiny --workdir runs/tiny \
+        --config.data=corpus --config.steps=10000
+
+The paper trains 1M steps of 256 rows: 90 % of them with length 128, the rest with
+length 512 (start the second part with --config.init=WORKDIR --config.length=512).
+"""
+
+from bert_jax.config import from_preset
+
+
+def get_config(arg: str = "bert-base-uncased"):
+    config = from_preset(arg)  # preset, rows, arch.*, objective.*
+
+    config.data = ""  # corpus made by `bert_jax prepare`
+    config.across = "attend"  # or block: no attention across documents in full rows
+    config.length = 128
+    config.batch = 256
+    config.steps = 1_000_000
+    config.seed = 0
+    config.init = ""  # workdir or Hugging Face directory to go on from
+    config.dtype = "auto"  # bfloat16 on TPU, float32 elsewhere
+
+    config.optim = {
+        "name": "bert_adamw",
+        "lr": 1e-4,
+        "warmup": 0.01,  # 10,000 of 1M steps
+        "decay": 0.01,
+        "beta1": 0.9,
+        "beta2": 0.999,
+        "eps": 1e-6,
+        "clip": 1.0,
+    }
+    config.eval = {"data": "", "every": 1000, "rows": 1024}
+    config.log_every = 50
+    config.save_every = 1000
+    config.keep = 3
+    return config
