@@ -1,6 +1,6 @@
 """Our training step against `transformers` on PyTorch, on the cores of one machine.
 
-    python -m benchmarks.train_step                     # from the root; about an hour
+    python -m benchmarks.train_step        # from the root of the repository
     python -m benchmarks.train_step --sizes mini --rounds 3 --json mini.json
 
 All train BERT as a masked language model on the same tokens: f32, 128 tokens a row, 19
@@ -8,11 +8,11 @@ of them predicted, dropout 0.1, gradient clipped at norm 1, AdamW. Each contende
 in a process of its own, bound to the same cores; they take turns, round after round,
 and the fastest step of all rounds counts, because other jobs can only slow one down.
 
-What is as it comes: torch runs with the attention that `transformers` chooses (its name
-is printed) and with fused AdamW, the fastest on a CPU. "all" is BertForMaskedLM with
-labels, which scores every position; "gathered" takes the predicted positions first, as
-we do. What favours torch: its tokens are corrupted before the clock starts and it is
-given no padding, so it needs no visibility; our step corrupts, compares groups and
+"all" is BertForMaskedLM with labels, as `transformers` trains it: every position is
+scored. "gathered" takes the predicted positions before the LM head, as we do. Torch
+runs with the attention that `transformers` chooses (the table names it) and with fused
+AdamW, its fastest on a CPU. What favours torch: its tokens are corrupted before the
+clock starts, and no visibility is passed; our step corrupts, compares groups and
 reports accuracy and norm each time.
 """
 

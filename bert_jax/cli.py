@@ -145,7 +145,7 @@ def parser() -> argparse.ArgumentParser:
         "--config",
         required=True,
         metavar="NAME:PRESET",
-        help="pretrain:PRESET, or the path of a config file, configs/pretrain.py:PRESET",
+        help="pretrain:PRESET, or a config file, configs/pretrain.py:PRESET",
     )
     train.add_argument("--workdir", required=True, help="folder of the run")
 
@@ -281,8 +281,8 @@ def run_export(arguments) -> None:
     at = "" if model.step is None else f" step {model.step} of"
     if difference is None:
         print(
-            f"wrote{at} {arguments.model} to {arguments.out}, NOT verified: PyTorch and "
-            "transformers are not installed (pip install 'bert_jax[torch]')"
+            f"wrote{at} {arguments.model} to {arguments.out}, NOT verified: it takes "
+            "PyTorch and transformers (pip install 'bert_jax[torch]')"
         )
     else:
         print(

@@ -66,7 +66,7 @@ def make_train_step(
         one = jnp.ones([], jnp.float32)
         means |= {
             "loss": Mean(loss, one),
-            "grad_norm": Mean(optax.global_norm(grads), one),
+            "grad_norm": Mean(optax.tree.norm(grads), one),
             "real_tokens": Mean.of(batch["group"] > 0, jnp.ones_like(batch["group"])),
         }
         return state.replace(

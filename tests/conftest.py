@@ -9,9 +9,13 @@ os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+import jax
 import pytest
 
 ROOT = Path(__file__).parents[1]
+# Many tests compile the same small step: once is enough.
+jax.config.update("jax_compilation_cache_dir", str(ROOT / ".pytest_cache/xla"))
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
 
 
 @pytest.fixture
@@ -27,3 +31,19 @@ def shared_data() -> Path:
             pytest.fail(f"BERT_JAX_DATA={given} is not a folder")
         pytest.skip("real data: set BERT_JAX_DATA")
     return path
+
+
+@pytest.fixture(scope="session")
+def tiny_tokenizer(tmp_path_factory):
+    from tests import tiny
+
+    return tiny.make_tokenizer(folder=tmp_path_factory.mktemp("tokenizer"))
+
+
+@pytest.fixture(scope="session")
+def tiny_corpus(tmp_path_factory, tiny_tokenizer):
+    """A prepared corpus of forty short documents."""
+    from tests import tiny
+
+    folder = tmp_path_factory.mktemp("corpus")
+    return tiny.make_corpus(folder, tokenizer=tiny_tokenizer)

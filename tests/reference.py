@@ -6,7 +6,8 @@ scaled until some attention probability of every row exceeds 0.5.
 """
 
 import dataclasses
-import functools
+import re
+from functools import lru_cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,7 @@ import transformers
 
 from bert_jax.convert import hf
 from bert_jax.models.arch import Arch
-from bert_jax.models.model import Model
+from bert_jax.models.model import Model, init_params
 from bert_jax.models.tokens import Tokens
 from bert_jax.objectives.base import loss_of
 from bert_jax.objectives.masked_lm import MaskedLM
@@ -28,6 +29,8 @@ transformers.utils.logging.disable_progress_bar()
 HEADS = ("lm", "pooler", "nsp")
 THEIR_ACTIVATION = {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu"}
 SHARP = 0.5  # what the largest attention probability exceeds, in every layer
+# Half the time to compile; what is compiled is the same program.
+QUICK = {"xla_backend_optimization_level": 0}
 # f32, up to four layers: max|a-b| <= relative * max(floor, max|b|) + absolute.
 OUTPUT = dict(relative=1e-5, floor=1.0, absolute=0.0)
 GRADIENT = dict(relative=1e-4, floor=0.0, absolute=1e-7)
@@ -91,6 +94,13 @@ def ours_from(model, arch: Arch) -> dict:
     return hf.to_ours(tensors_of(model), arch, source="the reference")
 
 
+def fresh_params(arch: Arch, *, heads: tuple[str, ...] = HEADS, seed: int = 0) -> dict:
+    """Initial parameters of ours, as numpy arrays."""
+    init = partial(init_params, Model(arch), heads=heads)
+    draw = jax.jit(init, compiler_options=QUICK)
+    return jax.device_get(draw(jax.random.key(seed)))
+
+
 @dataclasses.dataclass
 class Rows:
     """A corrupted batch as the objective scores it, one example a row."""
@@ -137,11 +147,14 @@ class Rows:
 
 
 def random_rows(
-    arch: Arch, lengths: list[int], S: int, *, side: str = "right", seed: int = 0
+    arch: Arch, lengths: list[int], length: int, *, side: str = "right", seed: int = 0
 ) -> Rows:
-    """Rows with that many real tokens; padding holds ids like any others."""
+    """Rows with that many real tokens; padding holds ids like any others.
+
+    Only never [PAD], 0: torch keeps the gradient of a looked-up padding row at zero.
+    """
     rng = np.random.default_rng(seed)
-    B, P = len(lengths), 5
+    B, S, P = len(lengths), length, 5
     real = np.arange(S) < np.asarray(lengths)[:, None]
     if side == "left":
         real = real[:, ::-1]
@@ -152,7 +165,7 @@ def random_rows(
         where[row, :count], weights[row, :count] = np.sort(places), 1.0
     draw = lambda high, shape: rng.integers(0, high, shape).astype(np.int32)  # noqa: E731
     return Rows(
-        ids=draw(arch.vocab_size, (B, S)),
+        ids=1 + draw(arch.vocab_size - 1, (B, S)),
         types=draw(arch.types, (B, S)),
         real=real,
         where=where,
@@ -214,13 +227,13 @@ def tokens_of(batch) -> Tokens:
     return Tokens(**{name: batch[name] for name in fields}, rank=rank)
 
 
-@functools.lru_cache
+@lru_cache
 def our_function(arch: Arch, dtype=jnp.float32):
     """(params, batch, noise) -> outputs and gradients, in one jitted function."""
     model = Model(arch, dtype=dtype)
     objective = objective_of(arch)
 
-    @jax.jit
+    @partial(jax.jit, compiler_options=QUICK)
     def compute(params, batch, noise):
         def loss(params):
             net = Net(model, params, noise)
@@ -287,3 +300,17 @@ def compare_gradients(arch: Arch, ours: dict, theirs: dict) -> dict[str, float]:
 
 def failures(found: dict[str, float]) -> dict[str, float]:
     return {name: value for name, value in found.items() if not value <= 1}
+
+
+COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all")
+COLLECTIVES += ("collective-permute", "collective-broadcast", "ragged-all-to-all")
+
+
+def collectives_in(text: str) -> dict[str, list[str]]:
+    """The kinds of collectives in a compiled program, each with the shapes it sends."""
+    found: dict[str, list[str]] = {}
+    for kind in COLLECTIVES:
+        shapes = re.findall(rf"= (\(?\S.*?) {kind}(?:-start)?\(", text)
+        if shapes:
+            found[kind] = shapes
+    return found

@@ -59,7 +59,7 @@ def test_train_step(tmp_path):
 @pytest.mark.slow
 def test_a_contender_that_fails_is_reported(tmp_path):
     out = tmp_path / "out.json"
-    options = ["--sizes", "toy", "--rounds", "2", "--steps", "1", "--json", str(out)]
+    options = ["--sizes", "toy", "--rounds", "1", "--steps", "1", "--json", str(out)]
     done = run(*options, CXX="/bin/false")  # torch.compile needs a compiler
     assert done.returncode == 1
     toy = json.loads(out.read_text())["sizes"]["toy"]

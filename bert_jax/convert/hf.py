@@ -124,9 +124,9 @@ def to_ours(tensors: dict[str, np.ndarray], arch: Arch, *, source: str) -> dict:
         names = [row.theirs.format(n=n) for n in range(arch.layers if stacked else 1)]
         absent = [name for name in names if name not in theirs]
         missing += absent
+        parts = [theirs.pop(name) for name in names if name not in absent]
         if absent:
             continue
-        parts = [theirs.pop(name) for name in names]
         want = fold_out(np.zeros(shape.shape[stacked:], bool), row.fold, arch).shape
         for name, part in zip(names, parts, strict=True):
             if part.shape != want:
@@ -215,8 +215,14 @@ def read_tensors(directory: Path) -> dict[str, np.ndarray]:
             raise InputError(
                 f"{torch_file} needs PyTorch to be read: pip install 'bert_jax[torch]'"
             ) from None
-        loaded = torch.load(torch_file, map_location="cpu", weights_only=True)
-        return {name: tensor.float().numpy() for name, tensor in loaded.items()}
+        try:
+            loaded = torch.load(torch_file, map_location="cpu", weights_only=True)
+            return {name: tensor.float().numpy() for name, tensor in loaded.items()}
+        except Exception:  # torch has many types for it, and advises to run the pickle
+            raise InputError(
+                f"{torch_file} is damaged or holds more than tensors; no code in it "
+                "was run"
+            ) from None
     raise InputError(f"{directory} holds no weights ({', '.join(WEIGHTS)})")
 
 
@@ -324,4 +330,5 @@ def verify(
         pairs.append((ours["pooler"][:, 0], out.pooler_output.numpy()))
     if "nsp" in heads:
         pairs.append((ours["nsp"][:, 0], out.seq_relationship_logits.numpy()))
-    return float(max(np.abs(np.asarray(a) - b).max() for a, b in pairs))
+    # np.max, unlike max, gives NaN if any difference is NaN.
+    return float(np.max([np.abs(np.asarray(a) - b).max() for a, b in pairs]))

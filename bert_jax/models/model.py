@@ -74,8 +74,13 @@ class Model(nn.Module):
 
 def init_params(model: Model, key: jax.Array, *, heads: tuple[str, ...]) -> dict:
     """Fresh parameters of the body and of the heads asked for."""
-    tokens = plain(jnp.zeros((1, 2), jnp.int32))
-    return model.init(key, tokens, heads=heads)["params"]
+
+    @jax.jit  # nothing of the forward pass that `init` walks through is computed
+    def draw(key):
+        tokens = plain(jnp.zeros((1, 2), jnp.int32))
+        return model.init(key, tokens, heads=heads)["params"]
+
+    return draw(key)
 
 
 def param_shapes(arch: Arch, *, heads: tuple[str, ...]) -> dict:

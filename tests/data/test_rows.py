@@ -530,6 +530,25 @@ def test_pack_is_near_the_optimum(most, monkeypatch):
     assert exact > 50
 
 
+def test_pack_is_best_fit_decreasing(monkeypatch):
+    """Against a search through all rows; which of two equal ones does not matter."""
+    monkeypatch.setattr(module, "EXAMPLES", 1000)
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        sizes = rng.integers(1, rng.choice((20, 60, 101)), 300)
+        left: list[int] = []
+        for size in sorted(sizes.tolist(), reverse=True):
+            best = min((free for free in left if free >= size), default=None)
+            if best is None:
+                best = 100
+            else:
+                left.remove(best)
+            left.append(best - size)
+        order, borders = pack(sizes, 100)
+        used = np.add.reduceat(sizes[order], borders[:-1])
+        assert sorted(100 - used) == sorted(left)
+
+
 @pytest.mark.parametrize("room", [128, 512])
 def test_pack_realistic_lengths(room):
     rng = np.random.default_rng(0)

@@ -1,0 +1,273 @@
+"""The loop: a run, its resume, its workdir, and what happens when things go wrong."""
+
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+
+import bert_jax
+from bert_jax import checkpoint
+from bert_jax.errors import InputError
+from bert_jax.metrics import read_metrics
+from bert_jax.train import NotFiniteError, train
+from tests import tiny
+
+
+def leaves(workdir, step=None):
+    return jax.tree.leaves(bert_jax.load(workdir, step=step).params)
+
+
+def same(a, b) -> bool:
+    return all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+@pytest.fixture(scope="module")
+def finished(tiny_corpus, tmp_path_factory):
+    """A workdir of six steps with checkpoints at 2, 4 and 6."""
+    workdir = tmp_path_factory.mktemp("runs") / "finished"
+    run = tiny.make_run(tiny_corpus, eval__data=tiny_corpus.path, eval__every=3)
+    result = train(run, workdir, progress=False)
+    assert result["finished"]
+    return workdir
+
+
+@pytest.fixture
+def copy(finished, tmp_path):
+    return shutil.copytree(finished, tmp_path / "copy")
+
+
+def test_a_run_leaves_what_a_workdir_holds(finished):
+    names = {path.name for path in finished.iterdir()}
+    assert names >= {"run.json", "tokenizer", "checkpoints", "metrics.jsonl"}
+    assert names >= {"tensorboard", "loss.png"}
+    assert sorted(p.name for p in (finished / "checkpoints").iterdir()) == list("346")
+    rows = read_metrics(finished / "metrics.jsonl")
+    trained = [row for row in rows if row["kind"] == "train"]
+    assert [row["step"] for row in trained] == [1, 2, 3, 4, 5, 6]
+    assert {row["step"] for row in rows if row["kind"] == "eval"} == {3, 6}
+    wanted = {"loss", "masked_lm_accuracy", "lr", "tokens_per_second", "share_of_peak"}
+    assert all(wanted <= row.keys() for row in trained)
+    assert len({row["batch"] for row in trained}) == 6
+    assert any((finished / "tensorboard").glob("events*"))
+
+
+def test_a_finished_run_says_so_and_does_nothing(tiny_corpus, copy, capsys):
+    before = {path: path.stat().st_mtime_ns for path in copy.rglob("*")}
+    result = train(tiny.make_run(tiny_corpus), copy, progress=False)
+    assert result["finished"]
+    assert "is finished: 6 steps are done" in capsys.readouterr().out
+    assert {path: path.stat().st_mtime_ns for path in copy.rglob("*")} == before
+
+
+def test_going_on_from_any_checkpoint_gives_the_same_bits(tiny_corpus, copy, finished):
+    for step in (6, 4):
+        shutil.rmtree(copy / f"checkpoints/{step}")
+    run = tiny.make_run(tiny_corpus, eval__data=tiny_corpus.path, eval__every=3)
+    train(run, copy, progress=False)
+    assert same(leaves(copy), leaves(finished))
+    assert not same(leaves(copy), leaves(finished, step=4))
+    old, new = (read_metrics(w / "metrics.jsonl") for w in (finished, copy))
+    assert [row.get("batch") for row in old] == [row.get("batch") for row in new]
+
+
+def test_another_seed_gives_other_parameters(tiny_corpus, finished, tmp_path):
+    train(tiny.make_run(tiny_corpus, seed=1), tmp_path / "other", progress=False)
+    assert not same(leaves(tmp_path / "other"), leaves(finished))
+
+
+def test_a_workdir_of_another_configuration_is_refused(tiny_corpus, copy):
+    run = tiny.make_run(tiny_corpus, steps=8, optim__lr=2e-3, keep=1)
+    with pytest.raises(InputError) as caught:
+        train(run, copy)
+    text = str(caught.value)
+    assert "belongs to another configuration" in text
+    assert "optim.lr: 0.001 in the workdir, 0.002 now" in text
+    assert "steps: 6 in the workdir, 8 now" in text
+    assert "keep" not in text  # what a run keeps does not change what it computes
+
+
+def test_other_text_in_the_same_workdir_is_refused(copy, tiny_tokenizer, tmp_path):
+    other = tiny.make_corpus(tmp_path, tokenizer=tiny_tokenizer, seed=1)
+    with pytest.raises(InputError, match="hold other text or another tokenizer"):
+        train(tiny.make_run(other), copy)
+
+
+def damage(path, how):
+    content = bytearray(path.read_bytes())
+    if how == "truncated":
+        del content[len(content) // 2 :]
+    else:
+        content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("how", ["truncated", "altered", "missing", "unfinished"])
+def test_a_damaged_checkpoint_is_set_aside(tiny_corpus, copy, finished, how, capsys):
+    folder = copy / "checkpoints/6"
+    largest = max(folder.rglob("*"), key=lambda path: path.stat().st_size)
+    if how == "missing":
+        largest.unlink()
+    elif how == "unfinished":
+        (folder / checkpoint.MANIFEST).unlink()
+    else:
+        damage(largest, how)
+    reason = {
+        "truncated": "bytes instead of",
+        "altered": "was altered",
+        "missing": "is missing",
+        "unfinished": "was not finished",
+    }[how]
+    assert bert_jax.load(copy).step == 4  # reading moves nothing
+    assert reason in capsys.readouterr().out
+    assert folder.is_dir()
+    run = tiny.make_run(tiny_corpus, eval__data=tiny_corpus.path, eval__every=3)
+    train(run, copy, progress=False)
+    out = capsys.readouterr().out
+    assert "checkpoint 6 is not usable" in out
+    assert reason in out
+    assert "resumed at step 4" in out
+    assert (copy / "checkpoints/6.damaged").is_dir()
+    assert same(leaves(copy), leaves(finished))
+
+
+def test_every_file_of_a_checkpoint_is_in_the_manifest(finished):
+    folder = finished / "checkpoints/6"
+    listed = set(json.loads((folder / checkpoint.MANIFEST).read_text()))
+    found = {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()}
+    assert found - listed == {checkpoint.MANIFEST}
+    assert any(name.startswith("optimizer") for name in listed)
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(tiny_corpus, tmp_path):
+    workdir = tmp_path / "run"
+    run = tiny.make_run(
+        tiny_corpus, steps=40, optim__lr=1e30, optim__warmup=0, optim__clip=0
+    )
+    with pytest.raises(NotFiniteError) as caught:
+        train(run, workdir, progress=False)
+    text = str(caught.value)
+    assert "not finite at step" in text
+    bad = int(text.split("at step ")[1].split(".")[0])
+    steps = checkpoint.Checkpoints(workdir, keep=9, say=print).steps()
+    assert all(step < bad for step in steps)
+    assert all(
+        np.isfinite(leaf).all() for step in steps for leaf in leaves(workdir, step)
+    )
+    assert "last good checkpoint" in text or "none saved" in text
+
+
+def test_a_full_disk_keeps_the_last_good_checkpoint(tiny_corpus, tmp_path, monkeypatch):
+    import orbax.checkpoint as ocp
+
+    save = ocp.StandardCheckpointer.save
+
+    def fails_later(self, path, *args, **kwargs):
+        if "/4/" in str(path):
+            (path.parent / "half.tmp").write_bytes(b"x")
+            raise OSError(28, "No space left on device")
+        return save(self, path, *args, **kwargs)
+
+    monkeypatch.setattr(ocp.StandardCheckpointer, "save", fails_later)
+    with pytest.raises(InputError) as caught:
+        train(tiny.make_run(tiny_corpus), tmp_path / "run", progress=False)
+    text = str(caught.value)
+    assert "checkpoint of step 4 could not be written" in text
+    assert "No space left" in text
+    assert "last good one is step 2" in text
+    assert not (tmp_path / "run/checkpoints/4").exists()
+    monkeypatch.undo()
+    assert train(tiny.make_run(tiny_corpus), tmp_path / "run", progress=False)[
+        "finished"
+    ]
+
+
+def test_rows_that_are_no_pairs_turn_next_sentence_off(tiny_corpus, tmp_path, capsys):
+    for rows in ("full", "doc"):
+        workdir = tmp_path / rows
+        train(tiny.make_run(tiny_corpus, rows=rows, steps=2), workdir, progress=False)
+        assert "next-sentence prediction is off" in capsys.readouterr().out
+        assert bert_jax.load(workdir).heads == ("lm",)
+
+
+def test_evaluation_data_of_another_tokenizer_is_refused(tiny_corpus, tmp_path):
+    other = tiny.make_tokenizer(pieces=90, folder=tmp_path)
+    held_out = tiny.make_corpus(tmp_path, tokenizer=other)
+    run = tiny.make_run(tiny_corpus, eval__data=held_out.path)
+    with pytest.raises(InputError, match="prepared with another tokenizer"):
+        train(run, tmp_path / "run")
+
+
+def test_the_vocabulary_is_that_of_the_data(tiny_corpus, finished, tmp_path):
+    assert bert_jax.load(finished).arch.vocab_size == 100
+    run = tiny.make_run(tiny_corpus, arch__vocab_size=50)
+    with pytest.raises(InputError, match="vocab_size=50, but the tokenizer of"):
+        train(run, tmp_path / "run")
+
+
+def test_a_batch_that_does_not_divide_is_refused(tiny_corpus, tmp_path):
+    with pytest.raises(InputError, match="batch=6 does not divide over 8 devices"):
+        train(tiny.make_run(tiny_corpus, batch=6), tmp_path / "run")
+
+
+def test_warm_start_from_a_workdir(tiny_corpus, finished, tmp_path, capsys):
+    run = tiny.make_run(tiny_corpus, init=finished, steps=1, optim__lr=0.0)
+    train(run, tmp_path / "run", progress=False)
+    assert "started from" in capsys.readouterr().out
+    assert same(leaves(tmp_path / "run"), leaves(finished))  # a rate of 0 moves nothing
+
+
+def test_warm_start_lists_missing_heads(tiny_corpus, tmp_path, capsys):
+    source = tmp_path / "source"
+    train(tiny.make_run(tiny_corpus, rows="full", steps=1), source, progress=False)
+    run = tiny.make_run(tiny_corpus, init=source, steps=1)
+    train(run, tmp_path / "run", progress=False)
+    out = capsys.readouterr().out
+    assert "initialised, not in the source: nsp/dense/bias, nsp/dense/kernel" in out
+    assert "pooler/dense/kernel" in out
+
+
+def test_warm_start_with_another_vocabulary(finished, tmp_path, capsys):
+    tokenizer = tiny.make_tokenizer(pieces=90, folder=tmp_path)
+    corpus = tiny.make_corpus(tmp_path, tokenizer=tokenizer)
+    run = tiny.make_run(corpus, init=finished, steps=1, optim__lr=0.0)
+    train(run, tmp_path / "run", progress=False)
+    old, new = bert_jax.load(finished), bert_jax.load(tmp_path / "run")
+    shared = set(old.tokenizer.vocab) & set(new.tokenizer.vocab)
+    out = capsys.readouterr().out
+    assert f"{len(shared)} of 90 pieces copied, {90 - len(shared)} initialised" in out
+    for piece in shared:
+        here, there = (m.tokenizer.vocab.index(piece) for m in (new, old))
+        for name in ("embed/token", "lm/bias"):
+            part, leaf = name.split("/")
+            assert np.array_equal(
+                new.params[part][leaf][here], old.params[part][leaf][there]
+            )
+
+
+def test_warm_start_from_another_shape_is_refused(tiny_corpus, finished, tmp_path):
+    run = tiny.make_run(tiny_corpus, init=finished, arch__width=64)
+    with pytest.raises(InputError, match=r"does not fit config\.arch"):
+        train(run, tmp_path / "run")
+
+
+def test_one_device_and_eight_agree(tiny_corpus, finished, tmp_path):
+    """The fixture ran on eight devices; a mesh of one gives the same losses."""
+    import bert_jax.train as module
+
+    mesh = jax.make_mesh(
+        (1,), ("data",), (jax.sharding.AxisType.Auto,), devices=jax.devices()[:1]
+    )
+    original, module.make_mesh = module.make_mesh, lambda: mesh
+    try:
+        train(tiny.make_run(tiny_corpus), tmp_path / "one", progress=False)
+    finally:
+        module.make_mesh = original
+    rows = [
+        [row for row in read_metrics(w / "metrics.jsonl") if row["kind"] == "train"]
+        for w in (finished, tmp_path / "one")
+    ]
+    for eight, one in zip(*rows, strict=True):
+        assert eight["batch"] == one["batch"]
+        assert eight["loss"] == pytest.approx(one["loss"], rel=1e-5)
