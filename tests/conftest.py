@@ -14,7 +14,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 # Many tests compile the same small step: once is enough.
-jax.config.update("jax_compilation_cache_dir", str(ROOT / ".pytest_cache/xla"))
+os.environ["BERT_JAX_CACHE"] = str(ROOT / ".pytest_cache/bert_jax")
+jax.config.update("jax_compilation_cache_dir", str(ROOT / ".pytest_cache/bert_jax/xla"))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
 
 

@@ -14,6 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 import transformers
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from bert_jax.convert import hf
 from bert_jax.models.arch import Arch
@@ -314,3 +316,13 @@ def collectives_in(text: str) -> dict[str, list[str]]:
         if shapes:
             found[kind] = shapes
     return found
+
+
+def shardings(devices=None) -> tuple[NamedSharding, NamedSharding]:
+    """Of parameters (a copy on each device) and of a batch (its rows split)."""
+    devices = jax.devices()[:8] if devices is None else devices
+    assert len(devices) >= 4, "conftest.py makes eight"
+    mesh = jax.make_mesh(
+        (len(devices),), ("data",), axis_types=(AxisType.Auto,), devices=devices
+    )
+    return NamedSharding(mesh, P()), NamedSharding(mesh, P("data"))

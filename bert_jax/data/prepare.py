@@ -101,14 +101,12 @@ def open_corpus(path: str | Path) -> Corpus:
         )
     try:
         about = json.loads((path / "corpus.json").read_text())
-        with np.load(path / "index.npz", allow_pickle=False) as arrays:
-            index = dict(arrays)
-    except Exception as error:
+        found = about.get("format")
+    except (ValueError, AttributeError) as error:
         raise InputError(f"{path} is damaged ({error}): prepare it again") from None
-    if about.get("format") != FORMAT:
+    if found != FORMAT:
         raise InputError(
-            f"{path} has format {about.get('format')}, this version reads {FORMAT}: "
-            "prepare it again"
+            f"{path} has format {found}, this version reads {FORMAT}: prepare it again"
         )
     for name, size in about["files"].items():
         file = path / name
@@ -116,6 +114,11 @@ def open_corpus(path: str | Path) -> Corpus:
             raise InputError(
                 f"{file} is missing or not {size} bytes long: prepare the corpus again"
             )
+    try:
+        with np.load(path / "index.npz", allow_pickle=False) as arrays:
+            index = dict(arrays)
+    except Exception as error:  # numpy raises many types for a damaged file
+        raise InputError(f"{path} is damaged ({error}): prepare it again") from None
     return Corpus(path, about, index)
 
 

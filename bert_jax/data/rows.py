@@ -37,7 +37,7 @@ class Plan:
 
     a: np.ndarray  # int64 [E, 2], start and stop
     b: np.ndarray  # int64 [E, 2], empty where there is no B
-    labels: np.ndarray  # int8 [E]: 0 B follows A, 1 B is random, -1 no pair
+    labels: np.ndarray  # [E]: 0 B follows A, 1 B is random, -1 no pair
     order: np.ndarray  # [E]
     rows: np.ndarray  # [R + 1]
 

@@ -85,8 +85,9 @@ def init_params(model: Model, key: jax.Array, *, heads: tuple[str, ...]) -> dict
 
 def param_shapes(arch: Arch, *, heads: tuple[str, ...]) -> dict:
     """The parameter tree as shapes; nothing is allocated."""
+    model = Model(arch.but(stack="scan"))  # one layer to walk through instead of N
     return jax.eval_shape(
-        lambda key: init_params(Model(arch), key, heads=heads), jax.random.key(0)
+        lambda key: init_params(model, key, heads=heads), jax.random.key(0)
     )
 
 

@@ -9,7 +9,7 @@ from scipy import stats
 from bert_jax.objectives import corrupt
 from bert_jax.objectives.masked_lm import MaskedLM
 from bert_jax.step import row_keys
-from tests.reference import collectives_in
+from tests.reference import collectives_in, shardings
 
 V, S = 997, 40
 PAD, CLS, SEP, MASK = 0, 2, 3, 4
@@ -269,8 +269,7 @@ def test_extreme_shares(hide: float, randomise: float, allowed: str):
 
 
 def test_eight_devices_do_not_talk():
-    mesh = jax.make_mesh((8,), ("data",))
-    split = jax.NamedSharding(mesh, jax.P("data"))
+    _, split = shardings()
     batch = rows_of([40, 12] * 8)
     seed = jax.random.key(0)
 

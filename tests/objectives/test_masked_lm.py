@@ -194,8 +194,8 @@ def test_a_small_model_learns_sixteen_rows_by_heart():
     )
     objective = MaskedLM(arch.vocab_size, 4, SPECIAL)
     model, params = Model(arch), fresh_params(arch)
-    optim = Optim(name="adamw", lr=3e-3, warmup=20, decay=0.0)
-    optimizer = make_optimizer(optim, 400, params)
+    optim = Optim(name="adamw", lr=6e-3, warmup=20, decay=0.0)
+    optimizer = make_optimizer(optim, 600, params)
     step = jax.jit(make_train_step(model, objective, optimizer))
     score = jax.jit(make_eval_step(model, objective))
     state = TrainState(jnp.int32(0), params, optimizer.init(params), jnp.uint32(0))
@@ -211,7 +211,7 @@ def test_a_small_model_learns_sixteen_rows_by_heart():
         return tuple(float(total[name].value) for name in names)
 
     before = accuracy(state)
-    for _ in range(400):
+    for _ in range(600):
         state, _ = step(state, batch)
     after = accuracy(state)
     assert before[0] < 0.1

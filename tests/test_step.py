@@ -1,0 +1,252 @@
+"""The one step: the same on one device and on eight, repeatable, and without talk."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import SingleDeviceSharding
+
+from bert_jax.convert.hf import flatten
+from bert_jax.models.arch import Arch
+from bert_jax.models.model import Model
+from bert_jax.objectives.masked_lm import MaskedLM
+from bert_jax.optim import Optim, make_optimizer
+from bert_jax.step import TrainState, make_train_step
+from tests.conftest import ROOT
+from tests.reference import QUICK, collectives_in, fresh_params, shardings
+
+ARCH = Arch(vocab_size=300, width=48, layers=2, heads=3, inner=96, max_positions=32)
+B, S = 16, 24
+
+
+def make_batch(seed: int = 0) -> dict[str, np.ndarray]:
+    """Rows of 4 to 24 tokens, so that devices hold different numbers of them."""
+    rng = np.random.default_rng(seed)
+    ids = rng.integers(5, ARCH.vocab_size, (B, S)).astype(np.int32)
+    lengths = np.linspace(4, S, B).astype(int)
+    real = np.arange(S) < lengths[:, None]
+    ids = np.where(real, ids, 0).astype(np.int32)
+    ids[:, 0] = 2
+    return {
+        "ids": ids,
+        "types": (np.arange(S) > 8).astype(np.int32) * np.ones_like(ids),
+        "positions": np.arange(S, dtype=np.int32) * np.ones_like(ids),
+        "group": real.astype(np.int32),
+        "first": np.zeros((B, 1), np.int32),
+        "next_sentence": rng.integers(0, 2, (B, 1)).astype(np.int32),
+        "row_id": np.arange(B, dtype=np.int32),
+    }
+
+
+class Run:
+    """The step, jitted, and the state it starts from."""
+
+    def __init__(self, arch: Arch = ARCH, *, donate: bool = False):
+        objective = MaskedLM(arch.vocab_size, 4, (0, 1, 2, 3, 4))
+        params = fresh_params(arch)
+        optimizer = make_optimizer(Optim(lr=1e-3, warmup=0), 100, params)
+        one = jnp.int32(0), params, optimizer.init(params), jnp.uint32(7)
+        self.state = jax.device_get(TrainState(*one))
+        step = make_train_step(Model(arch), objective, optimizer)
+        given = (0,) if donate else ()
+        self.step = jax.jit(step, donate_argnums=given, compiler_options=QUICK)
+
+    def steps(self, count: int, state_place, batch_place):
+        """State and losses after that many steps on other batches."""
+        state = jax.device_put(self.state, state_place)
+        losses = []
+        for number in range(count):
+            batch = jax.device_put(make_batch(number), batch_place)
+            state, means = self.step(state, batch)
+            losses.append(float(means["loss"].value))
+        return state, losses
+
+
+@pytest.fixture(scope="module")
+def run() -> Run:
+    return Run()
+
+
+@pytest.fixture(scope="module")
+def single(run: Run):
+    device = SingleDeviceSharding(jax.devices()[0])
+    return run.steps(3, device, device)
+
+
+def test_eight_devices_equal_one(run: Run, single):
+    assert ARCH.dropout == ARCH.attention_dropout == 0.1
+    one, losses = single
+    many, their_losses = run.steps(3, *shardings())
+    assert len(jax.tree.leaves(many.params)[0].sharding.device_set) == 8
+    np.testing.assert_allclose(losses, their_losses, rtol=1e-5)
+    for a, b in zip(
+        jax.tree.leaves(one.params), jax.tree.leaves(many.params), strict=True
+    ):
+        np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=0, atol=1e-5)
+    # They did move, far more than that; only the keys' bias has no effect at all.
+    start, end = flatten(run.state.params), flatten(one.params)
+    moved = {name: np.abs(end[name] - start[name]).max() for name in start}
+    still = [name for name, distance in moved.items() if distance < 1e-4]
+    assert still == ["stack/layers/attention/k/bias"]
+
+
+def test_dropout_is_on_and_differs_by_step(run: Run, single):
+    """The same parameters and batch at another step give another loss."""
+    state, batch = run.state, make_batch()
+    one = run.step(state, batch)[1]["loss"].value
+    two = run.step(state.replace(step=jnp.int32(1)), batch)[1]["loss"].value
+    three = run.step(state.replace(seed=jnp.uint32(8)), batch)[1]["loss"].value
+    assert float(one) == single[1][0]
+    assert len({float(one), float(two), float(three)}) == 3
+
+
+def test_only_gradients_are_sent(run: Run):
+    state, batch = (
+        jax.device_put(value, place)
+        for value, place in zip((run.state, make_batch()), shardings(), strict=True)
+    )
+    text = run.step.lower(state, batch).compile().as_text()
+    assert "num_partitions=8" in text
+    assert set(collectives_in(text)) == {"all-reduce"}
+
+
+def test_same_twice_bit_for_bit(run: Run, single):
+    device = SingleDeviceSharding(jax.devices()[0])
+    again, losses = run.steps(3, device, device)
+    assert losses == single[1]
+    jax.tree.map(np.testing.assert_array_equal, again, single[0])
+
+
+def test_stopping_in_between_changes_nothing(run: Run, single):
+    """Two steps, the state to the host and back, then the third."""
+    device = SingleDeviceSharding(jax.devices()[0])
+    state, _ = run.steps(2, device, device)
+    state, _ = run.step(jax.device_get(state), make_batch(2))
+    jax.tree.map(np.testing.assert_array_equal, state, single[0])
+
+
+def test_the_state_may_be_donated(single):
+    device = SingleDeviceSharding(jax.devices()[0])
+    donating = Run(donate=True)
+    given = jax.device_put(donating.state, device)
+    state, _ = donating.step(given, jax.device_put(make_batch(0), device))
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(given.params))
+    for number in (1, 2):
+        state, _ = donating.step(state, jax.device_put(make_batch(number), device))
+    jax.tree.map(np.testing.assert_array_equal, state.params, single[0].params)
+
+
+def test_what_a_step_reports(run: Run):
+    batch = make_batch()
+    state, means = run.step(run.state, batch)
+    assert int(state.step) == 1
+    assert int(state.seed) == 7
+    real = (batch["group"] > 0).mean()
+    assert float(means["real_tokens"].value) == pytest.approx(real)
+    lengths = (batch["group"] > 0).sum(1)
+    predicted = sum(max(1, round(0.15 * int(n))) for n in lengths)
+    assert float(means["masked_lm_loss"].count) == predicted
+    assert float(means["next_sentence_loss"].count) == B
+    parts = means["masked_lm_loss"].value + means["next_sentence_loss"].value
+    assert float(means["loss"].value) == pytest.approx(float(parts))
+    assert float(means["grad_norm"].value) > 0
+
+
+# A TPU's compiler, without a TPU.
+
+TPU = {
+    "JAX_PLATFORMS": "cpu",
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-16",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}
+ROWS, LENGTH, CHIPS = 32, 128, 4
+# Compiles the step of bert-tiny for four chips and prints what its text holds.
+PROGRAM = f"""
+import json, re
+from functools import partial
+import jax
+import jax.numpy as jnp
+from jax.experimental import topologies
+from bert_jax.models.model import Model, param_shapes
+from bert_jax.objectives.masked_lm import MaskedLM
+from bert_jax.optim import Optim, make_optimizer
+from bert_jax.presets import preset
+from bert_jax.step import TrainState, make_train_step
+from tests.reference import collectives_in, shardings
+
+topology = topologies.get_topology_desc("v5e:2x2", platform="tpu")
+whole, split = shardings(topology.devices)
+arch = preset("bert-tiny").arch
+objective = MaskedLM(arch.vocab_size, 103, (0, 100, 101, 102, 103))
+params = param_shapes(arch, heads=objective.heads)
+optimizer = make_optimizer(Optim(), 100, params)
+number = jax.ShapeDtypeStruct((), jnp.int32)
+seed = jax.ShapeDtypeStruct((), jnp.uint32)
+state = TrainState(number, params, jax.eval_shape(optimizer.init, params), seed)
+row = jax.ShapeDtypeStruct(({ROWS}, {LENGTH}), jnp.int32)
+one = jax.ShapeDtypeStruct(({ROWS}, 1), jnp.int32)
+batch = dict.fromkeys(("ids", "types", "positions", "group"), row)
+batch |= dict.fromkeys(("first", "next_sentence"), one)
+
+def place(tree, sharding):
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree
+    )
+
+step = make_train_step(Model(arch, dtype=jnp.bfloat16), objective, optimizer)
+jitted = jax.jit(step, donate_argnums=0)
+compiled = jitted.lower(place(state, whole), place(batch, split)).compile()
+text = compiled.as_text()
+print(json.dumps({{
+    "partitions": re.search(r"num_partitions=(\\d+)", text).group(1),
+    "collectives": collectives_in(text),
+    "generators": re.findall(r"= (.*?) rng-bit-generator\\(", text),
+    "unsigned": sorted(set(re.findall(r"\\bu32\\[([\\d,]+)\\]", text))),
+    "flops": compiled.cost_analysis()["flops"],
+}}))
+"""
+
+
+@pytest.fixture(scope="module")
+def tpu() -> dict:
+    if importlib.util.find_spec("libtpu") is None:
+        pytest.skip("the TPU compiler: pip install 'libtpu==0.0.42.*'")
+    # The flags of this process are for its eight devices.
+    env = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        cwd=ROOT,
+        env=env | TPU,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_tpu_chips_send_only_sums(tpu: dict):
+    assert tpu["partitions"] == str(CHIPS)
+    assert set(tpu["collectives"]) == {"all-reduce"}
+
+
+def size(shape: str) -> int:
+    return int(np.prod([int(part) for part in shape.split(",")]))
+
+
+def test_tpu_chips_draw_only_for_their_own_rows(tpu: dict):
+    """The largest random array is of attention: local rows x H x S x S."""
+    assert not tpu["generators"]
+    local = ROWS // CHIPS * 2 * LENGTH * LENGTH
+    sizes = [size(shape) for shape in tpu["unsigned"]]
+    assert max(sizes) <= local
+    # The bits of dropout are in there: the check is not empty.
+    assert max(sizes) >= LENGTH * 128
