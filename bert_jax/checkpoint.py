@@ -16,6 +16,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import jax
@@ -40,8 +41,6 @@ class Checkpoints:
         return sorted(int(path.name) for path in self.root.iterdir() if is_step(path))
 
     def save(self, state: TrainState) -> None:
-        import orbax.checkpoint as ocp  # takes half a second: not at start-up
-
         step = int(state.step)
         folder = self.root / str(step)
         if (folder / MANIFEST).exists():
@@ -51,11 +50,9 @@ class Checkpoints:
         need = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
         try:
             folder.mkdir(parents=True)
-            with ocp.StandardCheckpointer() as checkpointer:
-                checkpointer.save(folder / "params", state.params)
-                checkpointer.wait_until_finished()
-                checkpointer.save(folder / "optimizer", rest)
-                checkpointer.wait_until_finished()
+            for name, tree in (("params", state.params), ("optimizer", rest)):
+                orbax().save(folder / name, tree)
+                orbax().wait_until_finished()
             if jax.process_index() == 0:
                 write_manifest(folder)
         except Exception as error:  # Orbax reports a full disk in several types
@@ -137,11 +134,22 @@ def is_step(path: Path) -> bool:
 
 def restore(path: Path, like):
     """What Orbax saved at `path`, with the shapes, types and placement of `like`."""
-    import orbax.checkpoint as ocp
+    shapes = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(
+            leaf.shape, leaf.dtype, sharding=getattr(leaf, "sharding", None)
+        ),
+        like,
+    )
+    return orbax().restore(path, shapes)
 
-    shapes = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
-    with ocp.StandardCheckpointer() as checkpointer:
-        return checkpointer.restore(path, shapes)
+
+@cache
+def orbax():
+    """Orbax, for the life of the process: closed after a failed write it would still
+    be called back by that write."""
+    import orbax.checkpoint as ocp  # takes half a second: not at start-up
+
+    return ocp.StandardCheckpointer()
 
 
 def sha256(path: Path) -> str:

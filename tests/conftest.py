@@ -48,3 +48,16 @@ def tiny_corpus(tmp_path_factory, tiny_tokenizer):
 
     folder = tmp_path_factory.mktemp("corpus")
     return tiny.make_corpus(folder, tokenizer=tiny_tokenizer)
+
+
+def pytest_terminal_summary(terminalreporter):
+    """A table of what was skipped, by reason: a skip is not a pass."""
+    reasons = {}
+    for report in terminalreporter.stats.get("skipped", []):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else "?"
+        reasons[reason] = reasons.get(reason, 0) + 1
+    terminalreporter.section("skipped, by reason")
+    for reason, count in sorted(reasons.items()):
+        terminalreporter.write_line(f"{count:4} {reason}")
+    if not reasons:
+        terminalreporter.write_line("   0 nothing was skipped")

@@ -94,7 +94,6 @@ def derivative():
     mix = jax.random.normal(jax.random.key(0), (ARCH.vocab_size,))
     vectors = jax.random.normal(jax.random.key(1), (1, S, ARCH.width))
 
-    @jax.jit
     def compute(params, tokens):
         def scores(vectors):
             given = tokens.replace(vectors=vectors)

@@ -1,0 +1,249 @@
+"""Optimizers against a port in numpy, torch and optax; the schedule by hand."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import torch
+
+from bert_jax.convert.hf import flatten, unflatten
+from bert_jax.errors import InputError
+from bert_jax.models.model import param_shapes
+from bert_jax.optim import DECAY, Optim, bert_schedule, by_rule, make_optimizer
+from bert_jax.presets import preset
+
+SHAPES = {
+    "embed/token": (7, 4),
+    "embed/norm/scale": (4,),
+    "embed/norm/bias": (4,),
+    "stack/layers/ffn/inner/kernel": (2, 4, 6),
+    "stack/layers/ffn/inner/bias": (2, 6),
+    "lm/bias": (7,),
+}
+DECAYED = {"embed/token", "stack/layers/ffn/inner/kernel"}
+
+
+def draw(seed: int, scale: float = 1.0) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return {
+        name: (scale * rng.normal(size=shape)).astype(np.float32)
+        for name, shape in SHAPES.items()
+    }
+
+
+def run(optim: Optim, steps: int, params: dict, gradients: list[dict]) -> list[dict]:
+    """The parameters after each step, flat."""
+    tree = unflatten(params)
+    optimizer = make_optimizer(optim, steps, tree)
+    state, after = optimizer.init(tree), []
+    update = jax.jit(optimizer.update)
+    for gradient in gradients:
+        updates, state = update(unflatten(gradient), state, tree)
+        tree = optax.apply_updates(tree, updates)
+        after.append(flatten(jax.device_get(tree)))
+    return after
+
+
+def port(optim: Optim, steps: int, params: dict, gradients: list[dict]) -> list[dict]:
+    """optimization.py of google-research/bert, in f64, word for word."""
+    w = {name: value.astype(np.float64) for name, value in params.items()}
+    m = {name: np.zeros_like(value) for name, value in w.items()}
+    v = {name: np.zeros_like(value) for name, value in w.items()}
+    after = []
+    warmup = round(optim.warmup * steps) if optim.warmup < 1 else optim.warmup
+    for t, gradient in enumerate(gradients):
+        rate = optim.lr * (1 - t / steps)
+        if t < warmup:
+            rate = optim.lr * t / warmup
+        norm = np.sqrt(
+            sum((g.astype(np.float64) ** 2).sum() for g in gradient.values())
+        )
+        for name, g in gradient.items():
+            g = g.astype(np.float64) * optim.clip / max(norm, optim.clip)
+            m[name] = optim.beta1 * m[name] + (1 - optim.beta1) * g
+            v[name] = optim.beta2 * v[name] + (1 - optim.beta2) * g**2
+            update = m[name] / (np.sqrt(v[name]) + optim.eps)
+            if name in DECAYED:
+                update += optim.decay * w[name]
+            w[name] = w[name] - rate * update
+        after.append({name: value.copy() for name, value in w.items()})
+    return after
+
+
+@pytest.mark.parametrize("warmup", [0, 2, 0.3])
+def test_bert_adamw_is_the_release(warmup: float):
+    optim = Optim(lr=0.05, warmup=warmup, decay=0.1)
+    # Below and above the clipping norm of 1.
+    gradients = [draw(seed, scale) for seed, scale in enumerate((0.01, 1, 0.05, 3, 0))]
+    params = draw(9)
+    ours = run(optim, 10, params, gradients)
+    expected = port(optim, 10, params, gradients)
+    for step in range(5):
+        for name in SHAPES:
+            np.testing.assert_allclose(
+                ours[step][name], expected[step][name], rtol=1e-5, atol=1e-6
+            )
+    moved = np.abs(ours[-1]["lm/bias"] - params["lm/bias"]).min()
+    assert moved > 0.01
+
+
+def one(value: float, name: str = "kernel") -> dict[str, np.ndarray]:
+    return {name: np.array([value], np.float32)}
+
+
+def test_the_first_update_is_3_16():
+    """0.1 g / √(0.001 g²), whatever g is; with bias correction it is 1."""
+    for gradient in (0.5, -0.002):
+        for name, size in (("bert_adamw", 0.1 / 0.001**0.5), ("adamw", 1.0)):
+            optim = Optim(name=name, lr=1.0, warmup=0, decay=0.0, eps=1e-12)
+            (after,) = run(optim, 100, one(0.0), [one(gradient)])
+            assert after["kernel"][0] == pytest.approx(-np.sign(gradient) * size, 1e-4)
+    assert pytest.approx(3.162, abs=1e-3) == 0.1 / 0.001**0.5
+
+
+def test_three_steps_by_hand():
+    """w = 2, g = 1, 1, -1; β 0.5 and 0.75, ε 0, λ 0.1, rate 1, 3/4, 1/2."""
+    optim = Optim(lr=1.0, warmup=0, decay=0.1, beta1=0.5, beta2=0.75, eps=0.0, clip=0.0)
+    after = run(optim, 4, one(2.0), [one(1.0), one(1.0), one(-1.0)])
+    # m 1/2, v 1/4: 1 + 0.2
+    assert after[0]["kernel"][0] == pytest.approx(0.8)
+    # m 3/4, v 7/16: 0.8 - 3/4 (3/√7 + 0.08)
+    assert after[1]["kernel"][0] == pytest.approx(0.74 - 2.25 / 7**0.5)
+    # m -1/8, v 37/64
+    w = 0.74 - 2.25 / 7**0.5
+    w -= 0.5 * (-1 / 37**0.5 + 0.1 * w)
+    assert after[2]["kernel"][0] == pytest.approx(w, abs=1e-6)
+
+
+def test_adamw_is_torchs():
+    optim = Optim(name="adamw", lr=0.02, warmup=0, decay=0.1, clip=0.0, eps=1e-6)
+    params, gradients = draw(3), [draw(seed) for seed in range(5)]
+    ours = run(optim, 20, params, gradients)
+    tensors = {name: torch.nn.Parameter(torch.tensor(params[name])) for name in params}
+    split = [
+        {"params": [tensors[name] for name in SHAPES if name in DECAYED]},
+        {
+            "params": [tensors[name] for name in SHAPES if name not in DECAYED],
+            "weight_decay": 0.0,
+        },
+    ]
+    theirs = torch.optim.AdamW(split, lr=0.02, eps=1e-6, weight_decay=0.1)
+    for t, gradient in enumerate(gradients):
+        for part in theirs.param_groups:
+            part["lr"] = 0.02 * (1 - t / 20)
+        for name, tensor in tensors.items():
+            tensor.grad = torch.tensor(gradient[name])
+        theirs.step()
+        for name, tensor in tensors.items():
+            np.testing.assert_allclose(
+                ours[t][name], tensor.detach().numpy(), rtol=1e-5, atol=1e-6
+            )
+
+
+def test_adamw_is_optaxs():
+    optim = Optim(name="adamw", lr=0.02, warmup=2, decay=0.1, clip=0.5)
+    params, gradients = draw(3), [draw(seed) for seed in range(5)]
+    ours = run(optim, 20, params, gradients)[-1]
+    rates = [0.0, 0.01, 0.02 * 0.9, 0.02 * 0.85, 0.02 * 0.8]
+    decayed = {name: name in DECAYED for name in SHAPES}
+    theirs = optax.chain(
+        optax.clip_by_global_norm(0.5),
+        optax.adamw(
+            lambda t: jnp.array(rates)[t], eps=1e-6, weight_decay=0.1, mask=decayed
+        ),
+    )
+    tree, state = params, theirs.init(params)
+    for gradient in gradients:
+        updates, state = theirs.update(gradient, state, tree)
+        tree = optax.apply_updates(tree, updates)
+    for name in SHAPES:
+        np.testing.assert_allclose(ours[name], tree[name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["bert_adamw", "adamw"])
+def test_without_gradient_only_the_decayed_shrink(name: str):
+    params, nothing = draw(0), draw(0, scale=0.0)
+    optim = Optim(name=name, lr=0.5, warmup=0, decay=0.1)
+    (after,) = run(optim, 10, params, [nothing])
+    for name in SHAPES:
+        factor = 0.95 if name in DECAYED else 1.0
+        np.testing.assert_allclose(after[name], params[name] * factor, rtol=1e-6)
+
+
+def test_clipping_is_by_the_global_norm():
+    """Ten times the gradient is the same update once both are clipped."""
+    optim = Optim(lr=0.1, warmup=0, clip=1.0)
+    params, small = draw(0), draw(1)
+    large = {name: 10 * value for name, value in small.items()}
+    tiny = {name: value / 1000 for name, value in small.items()}
+    eps = dict(beta1=0.0, beta2=0.0, eps=1.0, decay=0.0)  # update g / (|g| + 1)
+    optim = Optim(lr=0.1, warmup=0, clip=1.0, **eps)
+    results = [run(optim, 10, params, [g])[0] for g in (small, large, tiny)]
+    for name in SHAPES:
+        np.testing.assert_allclose(results[0][name], results[1][name], rtol=1e-5)
+        g = tiny[name]  # below the norm: not touched
+        expected = params[name] - 0.1 * g / (np.abs(g) + 1)
+        np.testing.assert_allclose(results[2][name], expected, rtol=1e-6)
+
+
+def test_schedule_by_hand():
+    schedule = bert_schedule(Optim(lr=2.0, warmup=40), 100)
+    values = [float(schedule(t)) for t in (0, 1, 20, 39, 40, 41, 70, 99, 100, 120)]
+    expected = [0, 0.05, 1.0, 1.95, 1.2, 1.18, 0.6, 0.02, 0, 0]
+    assert values == pytest.approx(expected, abs=1e-6)  # 1.95, then 1.2: the jump
+
+
+@pytest.mark.parametrize(
+    ("warmup", "steps", "top"), [(0.1, 50, 5), (0.01, 20, 0), (1, 50, 1), (0, 50, 0)]
+)
+def test_warm_up_as_share_or_number(warmup: float, steps: int, top: int):
+    schedule = bert_schedule(Optim(lr=1.0, warmup=warmup), steps)
+    values = [float(schedule(t)) for t in range(steps)]
+    line = [1 - t / steps for t in range(steps)]
+    expected = [t / top for t in range(top)] + line[top:]
+    assert values == pytest.approx(expected, abs=1e-6)
+
+
+def test_decay_of_every_parameter_of_a_model():
+    shapes = param_shapes(preset("bert-tiny").arch, heads=("lm", "pooler", "nsp"))
+    decayed = flatten(by_rule(shapes, DECAY))
+    assert {name for name, value in decayed.items() if not value} == {
+        name for name in decayed if name.rsplit("/", 1)[-1] in ("bias", "scale")
+    }
+    kept = {name for name, value in decayed.items() if value}
+    assert {"embed/token", "embed/position", "embed/type"} < kept
+    assert len(kept) == 3 + 6 + 3  # tables; kernels of a layer; of the heads
+
+
+def test_the_first_rule_decides():
+    tree = {"a": {"bias": 0, "kernel": 0}, "rebias": 0, "bias": 0}
+    rules = [(r"^a/", "first"), (r"(^|/)bias$", "second"), (r".*", "third")]
+    assert by_rule(tree, rules) == {
+        "a": {"bias": "first", "kernel": "first"},
+        "rebias": "third",
+        "bias": "second",
+    }
+
+
+def test_all_unmatched_parameters_are_named():
+    tree = {"a": {"bias": 0, "kernel": 0}, "b": {"other": 0}}
+    with pytest.raises(InputError) as raised:
+        by_rule(tree, [("bias", 0.0)])
+    assert str(raised.value) == "no rule matches the parameters a/kernel, b/other"
+
+
+def test_all_wrong_settings_are_named():
+    with pytest.raises(InputError) as raised:
+        Optim(name="adamv", lr=-1, beta1=1.0, beta2=-0.1, eps=-1e-6, clip=-1)
+    text = str(raised.value)
+    assert "unknown optim.name 'adamv'. Did you mean adamw" in text
+    for part in (
+        "optim.beta1=1.0 not in [0, 1)",
+        "optim.beta2=-0.1 not in [0, 1)",
+        "optim.lr=-1 is negative",
+        "optim.eps=-1e-06 is negative",
+        "optim.clip=-1 is negative",
+    ):
+        assert part in text
+    assert len(text.splitlines()) == 6
