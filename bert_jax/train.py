@@ -27,6 +27,7 @@ from bert_jax.data.prepare import Corpus, open_corpus
 from bert_jax.data.rows import Rows
 from bert_jax.errors import InputError, unknown
 from bert_jax.evaluators.held_out import HeldOut
+from bert_jax.host_memory import keep_freed_memory
 from bert_jax.model_dir import load
 from bert_jax.models.model import Model, count_params, init_params
 from bert_jax.objectives import OBJECTIVES
@@ -47,6 +48,8 @@ class NotFiniteError(InputError):
 def train(run: Run, workdir: str | Path, *, progress: bool = True) -> dict:
     """Trains, or goes on training. Returns the last scores and `finished`."""
     workdir = Path(workdir)
+    if jax.default_backend() == "cpu":
+        keep_freed_memory()
     say = print if jax.process_index() == 0 else lambda *_: None
 
     # Data, and what follows from its tokenizer.

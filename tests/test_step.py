@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,6 @@ import numpy as np
 import pytest
 from jax.sharding import SingleDeviceSharding
 
-from bert_jax.convert.hf import flatten
 from bert_jax.models.arch import Arch
 from bert_jax.models.model import Model
 from bert_jax.objectives.masked_lm import MaskedLM
@@ -23,6 +23,7 @@ from tests.reference import QUICK, collectives_in, fresh_params, shardings
 
 ARCH = Arch(vocab_size=300, width=48, layers=2, heads=3, inner=96, max_positions=32)
 B, S = 16, 24
+DEVICE = SingleDeviceSharding(jax.devices()[0])
 
 
 def make_batch(seed: int = 0) -> dict[str, np.ndarray]:
@@ -57,13 +58,18 @@ class Run:
         given = (0,) if donate else ()
         self.step = jax.jit(step, donate_argnums=given, compiler_options=QUICK)
 
-    def steps(self, count: int, state_place, batch_place):
+    def compiled(self, state_place, batch_place):
+        state = jax.device_put(self.state, state_place)
+        batch = jax.device_put(make_batch(), batch_place)
+        return self.step.lower(state, batch).compile()
+
+    def steps(self, count: int, step, state_place, batch_place):
         """State and losses after that many steps on other batches."""
         state = jax.device_put(self.state, state_place)
         losses = []
         for number in range(count):
             batch = jax.device_put(make_batch(number), batch_place)
-            state, means = self.step(state, batch)
+            state, means = step(state, batch)
             losses.append(float(means["loss"].value))
         return state, losses
 
@@ -75,76 +81,73 @@ def run() -> Run:
 
 @pytest.fixture(scope="module")
 def single(run: Run):
-    device = SingleDeviceSharding(jax.devices()[0])
-    return run.steps(3, device, device)
+    return run.steps(3, run.step, DEVICE, DEVICE)
 
 
-def test_eight_devices_equal_one(run: Run, single):
+@pytest.fixture(scope="module")
+def on_eight(run: Run):
+    """The step compiled for eight devices."""
+    return run.compiled(*shardings())
+
+
+def test_eight_devices_equal_one(run: Run, single, on_eight):
     assert ARCH.dropout == ARCH.attention_dropout == 0.1
     one, losses = single
-    many, their_losses = run.steps(3, *shardings())
+    many, their_losses = run.steps(3, on_eight, *shardings())
     assert len(jax.tree.leaves(many.params)[0].sharding.device_set) == 8
     np.testing.assert_allclose(losses, their_losses, rtol=1e-5)
     for a, b in zip(
         jax.tree.leaves(one.params), jax.tree.leaves(many.params), strict=True
     ):
         np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=0, atol=1e-5)
-    # They did move, far more than that; only the keys' bias has no effect at all.
-    start, end = flatten(run.state.params), flatten(one.params)
-    moved = {name: np.abs(end[name] - start[name]).max() for name in start}
-    still = [name for name, distance in moved.items() if distance < 1e-4]
-    assert still == ["stack/layers/attention/k/bias"]
+    # They did move, far more than that.
+    moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), one.params, run.state.params)
+    assert np.median(jax.tree.leaves(moved)) > 1e-3
 
 
 def test_dropout_is_on_and_differs_by_step(run: Run, single):
     """The same parameters and batch at another step give another loss."""
-    state, batch = run.state, make_batch()
+    state, batch = jax.device_put((run.state, make_batch()), DEVICE)
     one = run.step(state, batch)[1]["loss"].value
-    two = run.step(state.replace(step=jnp.int32(1)), batch)[1]["loss"].value
-    three = run.step(state.replace(seed=jnp.uint32(8)), batch)[1]["loss"].value
+    two = run.step(state.replace(step=state.step + 1), batch)[1]["loss"].value
+    three = run.step(state.replace(seed=state.seed + 1), batch)[1]["loss"].value
     assert float(one) == single[1][0]
     assert len({float(one), float(two), float(three)}) == 3
 
 
-def test_only_gradients_are_sent(run: Run):
-    state, batch = (
-        jax.device_put(value, place)
-        for value, place in zip((run.state, make_batch()), shardings(), strict=True)
-    )
-    text = run.step.lower(state, batch).compile().as_text()
+def test_only_gradients_are_sent(on_eight):
+    text = on_eight.as_text()
     assert "num_partitions=8" in text
     assert set(collectives_in(text)) == {"all-reduce"}
 
 
 def test_same_twice_bit_for_bit(run: Run, single):
-    device = SingleDeviceSharding(jax.devices()[0])
-    again, losses = run.steps(3, device, device)
+    again, losses = run.steps(3, run.step, DEVICE, DEVICE)
     assert losses == single[1]
     jax.tree.map(np.testing.assert_array_equal, again, single[0])
 
 
 def test_stopping_in_between_changes_nothing(run: Run, single):
     """Two steps, the state to the host and back, then the third."""
-    device = SingleDeviceSharding(jax.devices()[0])
-    state, _ = run.steps(2, device, device)
-    state, _ = run.step(jax.device_get(state), make_batch(2))
+    state, _ = run.steps(2, run.step, DEVICE, DEVICE)
+    state, batch = jax.device_put((jax.device_get(state), make_batch(2)), DEVICE)
+    state, _ = run.step(state, batch)
     jax.tree.map(np.testing.assert_array_equal, state, single[0])
 
 
 def test_the_state_may_be_donated(single):
-    device = SingleDeviceSharding(jax.devices()[0])
     donating = Run(donate=True)
-    given = jax.device_put(donating.state, device)
-    state, _ = donating.step(given, jax.device_put(make_batch(0), device))
+    given = jax.device_put(donating.state, DEVICE)
+    state, _ = donating.step(given, jax.device_put(make_batch(0), DEVICE))
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(given.params))
     for number in (1, 2):
-        state, _ = donating.step(state, jax.device_put(make_batch(number), device))
+        state, _ = donating.step(state, jax.device_put(make_batch(number), DEVICE))
     jax.tree.map(np.testing.assert_array_equal, state.params, single[0].params)
 
 
 def test_what_a_step_reports(run: Run):
     batch = make_batch()
-    state, means = run.step(run.state, batch)
+    state, means = run.step(*jax.device_put((run.state, batch), DEVICE))
     assert int(state.step) == 1
     assert int(state.seed) == 7
     real = (batch["group"] > 0).mean()
@@ -217,10 +220,14 @@ print(json.dumps({{
 
 @pytest.fixture(scope="module")
 def tpu() -> dict:
-    if importlib.util.find_spec("libtpu") is None:
-        pytest.skip("the TPU compiler: pip install 'libtpu==0.0.42.*'")
+    # `make test` puts libtpu in a folder of its own: where it can be imported, every
+    # start of jax looks for a TPU first.
+    folder = Path(sys.prefix) / "libtpu"
+    if not folder.is_dir() and importlib.util.find_spec("libtpu") is None:
+        pytest.skip("the TPU compiler: `make test` installs libtpu")
     # The flags of this process are for its eight devices.
     env = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    env["PYTHONPATH"] = str(folder)
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],
         cwd=ROOT,

@@ -42,9 +42,11 @@ class Embed(nn.Module):
 
     def __call__(self, tokens: Tokens, noise: Noise | None) -> jax.Array:
         # [B, S, D], summed in f32
-        x = self.token[tokens.ids] if tokens.vectors is None else tokens.vectors
+        x = tokens.vectors
+        if x is None:
+            x = jnp.take(self.token, tokens.ids, axis=0)
         # A table of a few rows is read by a product: its gradient needs no scatter.
         which = jax.nn.one_hot(tokens.types, self.arch.types, dtype=x.dtype)
         x = x + jnp.einsum("bst,td->bsd", which, self.type, precision="highest")
-        x = x + self.position[tokens.positions]
+        x = x + jnp.take(self.position, tokens.positions, axis=0)
         return dropout(self.norm(x), rate=self.arch.dropout, noise=noise)

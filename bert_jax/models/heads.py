@@ -28,13 +28,17 @@ class LanguageModelHead(nn.Module):
         x = norm(arch, self.dtype, "norm")(x)
         bias = self.param("bias", nn.initializers.zeros, (arch.padded_vocab,))
         exists = jnp.arange(arch.padded_vocab) < arch.vocab_size
-        logits = jnp.einsum(
-            "bpd,vd->bpv",
-            x,
-            table.astype(self.dtype),
+        B, P, D = x.shape
+        logits = jnp.matmul(
+            x.reshape(B * P, D),
+            table.astype(self.dtype).T,
             preferred_element_type=jnp.float32,
         )
-        return logits + jnp.where(exists, bias, -jnp.inf)
+        # As a product, for its gradient: the sum over rows of an array this wide is
+        # fifty times slower on a CPU than a product with ones.
+        ones = jnp.ones((B * P, 1), jnp.float32)
+        logits += ones @ jnp.where(exists, bias, 0.0)[None]
+        return jnp.where(exists, logits, -jnp.inf).reshape(B, P, -1)
 
 
 class Pooler(nn.Module):

@@ -16,7 +16,7 @@ from tests.reference import QUICK, ours_from, reference_model
 
 S = 9
 ARCH = Arch(
-    vocab_size=50, width=24, layers=3, heads=2, inner=40, max_positions=16, types=2
+    vocab_size=50, width=24, layers=2, heads=2, inner=40, max_positions=16, types=2
 )
 WHOLE = [1] * S
 PREFIX = [max(0, place - 4 + 1) for place in range(S)]  # four words, then one by one
@@ -87,9 +87,13 @@ def test_rank_orders_what_is_seen():
 
 
 @pytest.fixture(scope="module")
-def derivative():
+def params() -> dict:
+    return ours_from(reference_model(ARCH), ARCH)
+
+
+@pytest.fixture(scope="module")
+def derivative(params):
     """(group, rank) -> how much the outputs at q move with the vector of k: [q, k]."""
-    params = ours_from(reference_model(ARCH), ARCH)
     model = Model(ARCH)
     mix = jax.random.normal(jax.random.key(0), (ARCH.vocab_size,))
     vectors = jax.random.normal(jax.random.key(1), (1, S, ARCH.width))
@@ -124,13 +128,14 @@ def test_a_leak_would_be_seen(derivative):
     assert derivative(wrong, rank)[~may].max() > 1e-6
 
 
-def test_vectors_replace_the_look_up():
-    params = ours_from(reference_model(ARCH), ARCH)
+def test_vectors_replace_the_look_up(params):
     tokens = tokens_of(*LAYOUTS["packed"])
     table = jnp.asarray(params["embed"]["token"])
     given = tokens.replace(vectors=table[tokens.ids], ids=tokens.ids * 0)
     model = Model(ARCH)
-    run = jax.jit(lambda p, t: model.apply({"params": p}, t)["last"])
+    run = jax.jit(
+        lambda p, t: model.apply({"params": p}, t)["last"], compiler_options=QUICK
+    )
     np.testing.assert_array_equal(run(params, tokens), run(params, given))
     assert np.abs(
         run(params, tokens) - run(params, tokens.replace(ids=given.ids))

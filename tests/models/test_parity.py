@@ -366,7 +366,6 @@ RUNS = [
     ("scan", "dots", "on"),
     ("scan:2", "full", "on"),
     ("scan", "none", "off"),
-    ("loop", "full", "off"),
 ]
 
 

@@ -9,7 +9,7 @@ from scipy import stats
 from bert_jax.objectives import corrupt
 from bert_jax.objectives.masked_lm import MaskedLM
 from bert_jax.step import row_keys
-from tests.reference import collectives_in, shardings
+from tests.reference import QUICK, collectives_in, shardings
 
 V, S = 997, 40
 PAD, CLS, SEP, MASK = 0, 2, 3, 4
@@ -37,7 +37,12 @@ def keys_of(seed: int, count: int, first: int = 0) -> jax.Array:
     return row_keys(jax.random.key(seed), jnp.arange(first, first + count))
 
 
-run = jax.jit(OBJECTIVE.corrupt)
+run = jax.jit(OBJECTIVE.corrupt, compiler_options=QUICK)
+
+
+def quick(objective: MaskedLM, keys, batch) -> dict[str, np.ndarray]:
+    corrupted = jax.jit(objective.corrupt, compiler_options=QUICK)(keys, batch)
+    return jax.device_get(corrupted)
 
 
 def drawn(batch, keys) -> dict[str, np.ndarray]:
@@ -89,7 +94,7 @@ def test_fewer_candidates_than_the_budget():
     ids[1, :20] = [CLS, 9, 8, *[SEP] * 17]  # two
     ids[2, :20] = 7  # enough
     batch = {"ids": ids, "group": (ids != PAD).astype(np.int32)}  # 3: only padding
-    out = jax.device_get(jax.jit(objective.corrupt)(keys_of(0, 4), batch))
+    out = quick(objective, keys_of(0, 4), batch)
     assert out["weights"].sum(1).tolist() == [0, 2, 10, 0]
     assert out["where"][1, :3].tolist() == [1, 2, 0]
     assert out["targets"][1, :2].tolist() == [9, 8]
@@ -257,7 +262,7 @@ def test_replace_against_a_slow_oracle():
 def test_extreme_shares(hide: float, randomise: float, allowed: str):
     objective = MaskedLM(V, MASK, (PAD,), hide=hide, randomise=randomise)
     batch = rows_of([40] * 20)
-    out = jax.device_get(jax.jit(objective.corrupt)(keys_of(0, 20), batch))
+    out = quick(objective, keys_of(0, 20), batch)
     shown = np.take_along_axis(out["ids"], out["where"], 1)
     share_hidden = (shown == MASK).mean()
     share_kept = (shown == out["targets"]).mean()

@@ -1,6 +1,7 @@
 """The loss by hand, at initialisation, and at the end of a training."""
 
 import math
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ from bert_jax.objectives.losses import correct, cross_entropy
 from bert_jax.objectives.masked_lm import MaskedLM
 from bert_jax.optim import Optim, make_optimizer
 from bert_jax.step import Net, TrainState, make_eval_step, make_train_step
-from tests.reference import fresh_params
+from tests.reference import QUICK, fresh_params
 
 SPECIAL = (0, 1, 2, 3, 4)
 
@@ -168,12 +169,12 @@ def test_loss_at_initialisation():
     arch = Arch(vocab_size=30522, width=128, layers=2, heads=2, inner=512)
     objective = MaskedLM(arch.vocab_size, 103, (0, 100, 101, 102, 103))
     params = fresh_params(arch)
-    net = Net(Model(arch), params)
+    model = Model(arch)
 
-    @jax.jit
+    @partial(jax.jit, compiler_options=QUICK)
     def score(params, batch):
         batch = objective.corrupt(jax.random.split(jax.random.key(0), 16), batch)
-        return objective.terms(Net(net.model, params), batch)
+        return objective.terms(Net(model, params), batch)
 
     means = score(params, toy_batch(arch, 16, 64))
     assert float(means["masked_lm_loss"].count) == 16 * 10
@@ -196,8 +197,9 @@ def test_a_small_model_learns_sixteen_rows_by_heart():
     model, params = Model(arch), fresh_params(arch)
     optim = Optim(name="adamw", lr=6e-3, warmup=20, decay=0.0)
     optimizer = make_optimizer(optim, 600, params)
-    step = jax.jit(make_train_step(model, objective, optimizer))
-    score = jax.jit(make_eval_step(model, objective))
+    step = make_train_step(model, objective, optimizer)
+    step = jax.jit(step, compiler_options=QUICK)
+    score = jax.jit(make_eval_step(model, objective), compiler_options=QUICK)
     state = TrainState(jnp.int32(0), params, optimizer.init(params), jnp.uint32(0))
     batch = toy_batch(arch, 16, 16)
 
@@ -219,12 +221,20 @@ def test_a_small_model_learns_sixteen_rows_by_heart():
     assert after[1] == 1.0
 
 
-def test_eval_step_is_fixed_by_seed_and_row_id():
-    arch = Arch(vocab_size=80, width=32, layers=1, heads=2, inner=64, max_positions=16)
-    objective = MaskedLM(arch.vocab_size, 4, SPECIAL)
-    score = jax.jit(make_eval_step(Model(arch), objective))
-    params = fresh_params(arch)
-    batch = toy_batch(arch, 4, 16)
+TOY = Arch(vocab_size=80, width=32, layers=1, heads=2, inner=64, max_positions=16)
+TOY_OBJECTIVE = MaskedLM(TOY.vocab_size, 4, SPECIAL)
+
+
+@pytest.fixture(scope="module")
+def scorer():
+    """The evaluation step of a toy model, and its parameters."""
+    step = make_eval_step(Model(TOY), TOY_OBJECTIVE)
+    return jax.jit(step, compiler_options=QUICK), fresh_params(TOY)
+
+
+def test_eval_step_is_fixed_by_seed_and_row_id(scorer):
+    score, params = scorer
+    batch = toy_batch(TOY, 5, 16)
     commonest = jnp.int32(batch["ids"][0, 1])
 
     def scores(seed: int, batch) -> dict[str, Mean]:
@@ -243,26 +253,26 @@ def test_eval_step_is_fixed_by_seed_and_row_id():
     moved = batch | {"row_id": batch["row_id"] + 50}
     total = scores(0, moved)["masked_lm_loss"].total
     assert abs(total - first["masked_lm_loss"].total) > 1e-3
-    # A row of padding, id -1, counts for nothing.
-    filled = {name: np.pad(value, ((0, 1), (0, 0))) for name, value in batch.items()
-              if name != "row_id"}  # fmt: skip
-    filled["row_id"] = np.append(batch["row_id"], np.int32(-1))
-    filled["next_sentence"][-1] = -1
-    for name, mean in scores(0, filled).items():
-        np.testing.assert_allclose(mean.count, first[name].count, err_msg=name)
-        np.testing.assert_allclose(mean.total, first[name].total, rtol=1e-5)
+    # A row of padding, id -1, counts for nothing, whatever is in it.
+    padded = {name: value.copy() for name, value in batch.items()}
+    padded["row_id"][-1] = padded["next_sentence"][-1] = -1
+    padded["group"][-1] = 0
+    other = padded | {"ids": padded["ids"].copy()}
+    other["ids"][-1] = 7
+    one, two = scores(0, padded), scores(0, other)
+    jax.tree.map(np.testing.assert_array_equal, one, two)
+    assert one["masked_lm_loss"].count == 4 * 2
+    assert one["next_sentence_loss"].count == 4
 
 
-def test_the_unigram_guess_is_scored_on_the_same_positions():
-    arch = Arch(vocab_size=80, width=32, layers=1, heads=2, inner=64, max_positions=16)
-    objective = MaskedLM(arch.vocab_size, 4, SPECIAL)
-    score = jax.jit(make_eval_step(Model(arch), objective))
-    batch = toy_batch(arch, 4, 16)
+def test_the_unigram_guess_is_scored_on_the_same_positions(scorer):
+    score, params = scorer
+    batch = toy_batch(TOY, 5, 16)
     batch["ids"][:, 1:15:2] = 9
     batch["ids"][:, 8] = 3
-    means = score(fresh_params(arch), jnp.uint32(0), batch, jnp.int32(9))
+    means = score(params, jnp.uint32(0), batch, jnp.int32(9))
     keys = jax.vmap(lambda row: jax.random.fold_in(jax.random.key(0), row))
-    out = objective.corrupt(keys(batch["row_id"]), batch)
+    out = TOY_OBJECTIVE.corrupt(keys(batch["row_id"]), batch)
     guess = means["unigram_accuracy"]
     expected = ((out["targets"] == 9) * out["weights"]).sum()
     assert 0 < float(guess.total) == float(expected) < float(guess.count)
