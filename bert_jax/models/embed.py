@@ -44,9 +44,9 @@ class Embed(nn.Module):
         # [B, S, D], summed in f32
         x = tokens.vectors
         if x is None:
-            x = jnp.take(self.token, tokens.ids, axis=0)
+            x = jnp.take(self.token, tokens.ids, axis=0, mode="clip")
         # A table of a few rows is read by a product: its gradient needs no scatter.
         which = jax.nn.one_hot(tokens.types, self.arch.types, dtype=x.dtype)
         x = x + jnp.einsum("bst,td->bsd", which, self.type, precision="highest")
-        x = x + jnp.take(self.position, tokens.positions, axis=0)
+        x = x + jnp.take(self.position, tokens.positions, axis=0, mode="clip")
         return dropout(self.norm(x), rate=self.arch.dropout, noise=noise)
