@@ -26,12 +26,12 @@ SETTINGS = {
     "rows": "full",
     "length": "32",
     "batch": "64",
-    "steps": "2000",
+    "steps": "1400",
     "optim.lr": "1e-3",
     "optim.warmup": "0.05",
     "log_every": "20",
-    "save_every": "500",
-    "eval.every": "500",
+    "save_every": "350",
+    "eval.every": "350",
     "eval.rows": "1024",
 }
 BLANKS = (
