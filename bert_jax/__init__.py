@@ -5,9 +5,16 @@ model = bert_jax.load("runs/demo")        # a workdir or a Hugging Face director
 out = model(ids)                          # dict: hidden, pooled, logits, ...
 """
 
-from bert_jax.errors import InputError
-from bert_jax.model_dir import load
-from bert_jax.presets import preset
+import importlib
 
 __all__ = ["InputError", "load", "preset"]
 __version__ = "0.1.0"
+
+_HOME = {"InputError": "errors", "load": "model_dir", "preset": "presets"}
+
+
+def __getattr__(name: str):
+    """Imports a public name when it is first used, and with it JAX."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'bert_jax' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"bert_jax.{_HOME[name]}"), name)

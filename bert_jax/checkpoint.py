@@ -10,7 +10,6 @@ restore they are checked. A checkpoint without a manifest, or one that does not 
 with it, is set aside and the one before it is used.
 """
 
-import contextlib
 import hashlib
 import json
 import os
@@ -23,6 +22,7 @@ import jax
 
 from bert_jax.errors import InputError
 from bert_jax.step import TrainState
+from bert_jax.whole import write_text
 
 MANIFEST = "manifest.json"
 
@@ -80,6 +80,8 @@ class Checkpoints:
         try:
             manifest = json.loads((folder / MANIFEST).read_text())
         except ValueError:
+            manifest = None
+        if not isinstance(manifest, dict) or not manifest:
             return "its manifest is damaged"
         for name, (size, digest) in manifest.items():
             path = folder / name
@@ -102,7 +104,7 @@ class Checkpoints:
             os.rename(self.root / str(step), aside)
             self.say(
                 f"checkpoint {step} is not usable: {reason}. It was moved to {aside}; "
-                "the one before it is taken."
+                "an older one is taken, if there is one."
             )
         return None
 
@@ -164,17 +166,3 @@ def write_manifest(folder: Path) -> None:
         for path in files
     }
     write_text(folder / MANIFEST, json.dumps(manifest, indent=1))
-
-
-def write_text(path: Path, text: str) -> None:
-    """Replaces a file, whole or not at all, also if the machine goes down."""
-    scratch = path.with_name(f".{path.name}.tmp")
-    try:
-        with open(scratch, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(scratch, path)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            scratch.unlink()

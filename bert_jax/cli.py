@@ -88,6 +88,8 @@ def main(argv: list[str] | None = None) -> None:
         sys.exit(
             f"error: this command needs {error.name}: pip install 'bert_jax[data]'"
         )
+    except KeyboardInterrupt:
+        sys.exit(130)
     except BrokenPipeError:  # `bert_jax presets | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -96,14 +98,17 @@ def use_compilation_cache() -> None:
     """What was compiled once is not compiled again, also by the next process."""
     import jax
 
-    folder = os.environ.get("BERT_JAX_CACHE") or Path.home() / ".cache/bert_jax"
-    jax.config.update("jax_compilation_cache_dir", str(Path(folder) / "xla"))
+    folder = Path(os.environ.get("BERT_JAX_CACHE") or "~/.cache/bert_jax")
+    xla = folder.expanduser() / "xla"
+    jax.config.update("jax_compilation_cache_dir", str(xla))
 
 
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog="bert_jax",
         description="The BERT family in JAX: from raw text to PyTorch weights.",
+        epilog="example:\n  bert_jax train --help",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     add = {}
@@ -180,19 +185,18 @@ def parser() -> argparse.ArgumentParser:
 def run_tokenizer(arguments) -> None:
     from bert_jax.data.text import documents
     from bert_jax.data.tokenizers import train_wordpiece
+    from bert_jax.whole import whole_folder
 
-    out = Path(arguments.out)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise InputError(f"{out} exists already: choose another name or remove it")
     strip = arguments.strip_accents
-    tokenizer = train_wordpiece(
-        (document.text for document in documents(arguments.inputs)),
-        vocab_size=arguments.vocab_size,
-        lowercase=arguments.lowercase == "yes",
-        strip_accents=None if strip is None else strip == "yes",
-    )
-    tokenizer.save(out)
-    print(f"{tokenizer.size} pieces written to {out} (hash {tokenizer.hash})")
+    with whole_folder(arguments.out) as scratch:
+        tokenizer = train_wordpiece(
+            (document.text for document in documents(arguments.inputs)),
+            vocab_size=arguments.vocab_size,
+            lowercase=arguments.lowercase == "yes",
+            strip_accents=None if strip is None else strip == "yes",
+        )
+        tokenizer.save(scratch)
+    print(f"{tokenizer.size} pieces written to {arguments.out} (hash {tokenizer.hash})")
 
 
 def run_prepare(arguments) -> None:

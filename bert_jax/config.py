@@ -67,6 +67,10 @@ class Run:
         for name in ("every", "rows"):
             if getattr(self.eval, name) < 0:
                 problems.append(f"config.eval.{name} is negative")
+        if not 0 <= self.seed < 2**32:
+            problems.append(f"config.seed={self.seed} must be in 0..{2**32 - 1}")
+        if self.rows == "pair" and self.arch.types < 2:
+            problems.append("config.rows=pair needs config.arch.types of at least 2")
         if self.length > self.arch.max_positions:
             problems.append(
                 f"config.length={self.length} is more than "
@@ -115,6 +119,8 @@ def load_config(argument: str) -> ConfigDict:
     """The config of `pretrain:PRESET` or `path/to/config.py:PRESET`."""
     name, _, rest = argument.partition(":")
     path = find_config(name)
+    if path.suffix != ".py":
+        raise InputError(f"{path} is not a Python file: a config ends in .py")
     spec = importlib.util.spec_from_file_location(f"config_{path.stem}", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -131,10 +137,13 @@ def override(config: ConfigDict, changes: dict[str, str]) -> None:
         if name not in fields:
             problems.append(unknown("config field", name, fields))
             continue
+        if name == "preset":
+            problems.append(f"the preset is part of --config: --config NAME:{text}")
+            continue
         kind = type(fields[name])
         try:
             value = parse(text, kind)
-        except ValueError:
+        except (ValueError, OverflowError):
             problems.append(f"config.{name}={text!r} is not of type {kind.__name__}")
             continue
         *parents, last = name.split(".")

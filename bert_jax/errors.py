@@ -1,7 +1,7 @@
 """Errors a person can act on: what is wrong, where, and what to do.
 
 Every check in this package raises `InputError`; the command line prints its text
-without a traceback and exits with status 2.
+without a traceback and exits with status 1.
 """
 
 import difflib

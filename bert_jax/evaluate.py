@@ -1,10 +1,9 @@
 """Scores of a saved model on a prepared corpus."""
 
-import dataclasses
-import json
 from pathlib import Path
 
-from bert_jax.data.prepare import open_corpus
+from bert_jax.convert.hf import read_json
+from bert_jax.data.prepare import check_same_tokenizer, open_corpus
 from bert_jax.data.rows import Rows
 from bert_jax.errors import InputError
 from bert_jax.evaluators.held_out import HeldOut
@@ -12,7 +11,6 @@ from bert_jax.model_dir import load
 from bert_jax.models.model import Model
 from bert_jax.objectives.masked_lm import MaskedLM
 from bert_jax.sharding import make_mesh, own_rows
-from bert_jax.train import check_same_tokenizer
 
 
 def evaluate(
@@ -34,20 +32,30 @@ def evaluate(
     corpus = open_corpus(data)
     check_same_tokenizer(corpus, model.tokenizer.hash, f"the model {path}")
     run = Path(path) / "run.json"
-    trained = json.loads(run.read_text())["config"] if run.is_file() else {}
+    trained = read_json(run)["config"] if run.is_file() else {}
     kind = rows or trained.get("rows", "full")
-    if kind == "pair" and "nsp" not in model.heads:
-        kind = "full" if rows is None else kind
-    length = length or trained.get("length", min(128, model.arch.max_positions))
+    if length is None:
+        length = trained.get("length", min(128, model.arch.max_positions))
+    problems = []
+    if length > model.arch.max_positions:
+        problems.append(
+            f"--length {length}: the model has positions for {model.arch.max_positions}"
+        )
+    if batch < 1 or (count is not None and count < 1):
+        problems.append(f"--batch {batch} and --count {count} must be at least 1")
+    if problems:
+        raise InputError("\n".join(problems))
     mesh = make_mesh()
     own_rows(mesh, batch, field="batch")
+    hyper = dict(trained.get("objective", {}))
+    if kind != "pair" or "nsp" not in model.heads:
+        hyper["next_sentence"] = 0.0
     objective = MaskedLM(
         vocab_size=model.tokenizer.size,
         mask_id=model.tokenizer.mask_id,
         special_ids=model.tokenizer.special_ids,
+        **hyper,
     )
-    if kind != "pair" or "nsp" not in model.heads:
-        objective = dataclasses.replace(objective, next_sentence=0.0)
     held_out = HeldOut(
         Rows(corpus, kind, length, trained.get("across", "attend"), seed=0),
         model=Model(model.arch),

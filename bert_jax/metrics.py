@@ -1,7 +1,10 @@
 """Numbers of a run: to the terminal, metrics.jsonl, TensorBoard and loss.png."""
 
+import collections
 import contextlib
 import json
+import math
+import operator
 import time
 from pathlib import Path
 
@@ -9,8 +12,14 @@ import jax
 import jax.numpy as jnp
 from tqdm import tqdm
 
+from bert_jax.config import Run
+from bert_jax.errors import InputError
 from bert_jax.models.arch import Arch
+from bert_jax.objectives.corrupt import budget
+from bert_jax.optim import bert_schedule
+from bert_jax.whole import write_text
 
+IN_FLIGHT = 2  # steps dispatched ahead, so that the device never waits for the host
 # Peak bf16 FLOP/s of one chip, from Cloud TPU's system architecture pages.
 PEAK = {
     "TPU v4": 275e12,
@@ -46,6 +55,10 @@ def peak_flops() -> float | None:
     return 2 * n**3 / best
 
 
+class NotFiniteError(InputError):
+    """The loss is no number any more."""
+
+
 class Writers:
     """A progress bar, metrics.jsonl and TensorBoard events; process 0 writes."""
 
@@ -58,7 +71,7 @@ class Writers:
     def __enter__(self) -> "Writers":
         if self.chief:
             keep = [row for row in read_metrics(self.path) if row["step"] <= self.start]
-            self.path.write_text("".join(json.dumps(row) + "\n" for row in keep))
+            write_text(self.path, "".join(json.dumps(row) + "\n" for row in keep))
             self.file = open(self.path, "a", encoding="utf-8")
             self.events = tensorboard(self.workdir / "tensorboard")
         self.bar = tqdm(
@@ -68,6 +81,7 @@ class Writers:
             unit="step",
             disable=not self.progress,
             dynamic_ncols=True,
+            postfix="compiling the step",
         )
         return self
 
@@ -81,19 +95,90 @@ class Writers:
             tqdm.write(text)
 
     def advance(self) -> None:
+        if self.bar.n == self.start:
+            self.bar.set_postfix_str("", refresh=False)  # no more compiling
         self.bar.update()
 
     def write(self, step: int, values: dict, *, kind: str) -> None:
         """One line of numbers; `kind` is train or eval."""
         if not self.chief:
             return
-        self.file.write(json.dumps({"step": step, "kind": kind, **values}) + "\n")
-        self.file.flush()
+        line = json.dumps({"step": step, "kind": kind, **values}) + "\n"
+        try:
+            self.file.write(line)
+            self.file.flush()
+        except OSError as error:  # a full disk is no reason to lose the training
+            self.say(f"{self.path} could not be written: {error}")
         self.events(step, {f"{kind}/{name}": value for name, value in values.items()})
         if kind == "train":
             shown = {"loss": f"{values['loss']:.3f}"}
             shown["tok/s"] = f"{values['tokens_per_second']:,.0f}"
             self.bar.set_postfix(shown, refresh=False)
+
+
+class UnderWay:
+    """Steps that were dispatched, and the sums since the last line of metrics."""
+
+    def __init__(self, run: Run, writers: Writers):
+        self.run, self.writers = run, writers
+        self.pending = collections.deque()
+        self.sums, self.count = None, 0
+        # The clock starts when the first step is done: compiling is not counted.
+        self.clock, self.timed, self.seconds = None, 0, 0.0
+        self.schedule = bert_schedule(run.optim, run.steps)
+        self.peak = peak_flops()
+        rate = run.objective["rate"]
+        predictions = int(budget(run.length, rate)[-1])
+        row = train_flops(run.arch, length=run.length, predictions=predictions)
+        self.flops = row * run.batch
+
+    def add(self, step: int, means: dict, batch: str) -> None:
+        self.pending.append((step, means, batch))
+        if len(self.pending) > IN_FLIGHT:
+            self.take()
+
+    def finish(self) -> None:
+        """Waits for all of them."""
+        while self.pending:
+            self.take()
+
+    @contextlib.contextmanager
+    def pause(self):
+        """Stops the clock: what is done inside is not training."""
+        if self.clock is not None:
+            self.seconds += time.perf_counter() - self.clock
+        yield
+        self.clock = time.perf_counter()
+
+    def take(self) -> None:
+        """Waits for the oldest step; checks it; writes a line where one is due."""
+        step, means, batch = self.pending.popleft()
+        means = jax.device_get(means)
+        self.writers.advance()
+        if not math.isfinite(means["loss"].total + means["grad_norm"].total):
+            raise NotFiniteError(f"the loss or gradient is not finite at step {step}.")
+        self.sums = jax.tree.map(operator.add, self.sums, means) if self.sums else means
+        self.count += 1
+        self.timed += self.clock is not None
+        if step % self.run.log_every == 0 or step == self.run.steps:
+            with self.pause():
+                self.write(step, batch)
+                self.sums, self.count, self.timed, self.seconds = None, 0, 0, 0.0
+        elif self.clock is None:
+            self.clock = time.perf_counter()
+
+    def write(self, step: int, batch: str) -> None:
+        values = {name: float(mean.value) for name, mean in self.sums.items()}
+        rate = self.timed / self.seconds if self.seconds else 0.0
+        tokens = float(self.sums["real_tokens"].total) / self.count
+        values |= {
+            "lr": float(self.schedule(step - 1)),
+            "steps_per_second": rate,
+            "tokens_per_second": rate * tokens,
+        }
+        if self.peak:
+            values["share_of_peak"] = rate * self.flops / self.peak
+        self.writers.write(step, {**values, "batch": batch}, kind="train")
 
 
 def tensorboard(directory: Path):

@@ -5,7 +5,7 @@ tokenizer and a callable.
 """
 
 import dataclasses
-import json
+import sys
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
@@ -32,6 +32,7 @@ class LoadedModel:
     params: dict
     tokenizer_path: Path
     step: int | None = None  # of the checkpoint, for a workdir
+    tokenizer_hash: str = ""  # of the data a workdir was trained on
 
     @property
     def arch(self) -> Arch:
@@ -49,6 +50,11 @@ class LoadedModel:
             raise InputError(
                 f"{self.tokenizer_path}: the tokenizer has {tokenizer.size} pieces, "
                 f"the weights in {self.path} have {self.arch.vocab_size}"
+            )
+        if self.tokenizer_hash not in ("", tokenizer.hash):
+            raise InputError(
+                f"{self.tokenizer_path} is not the tokenizer that {self.path} was "
+                f"trained with (hash {tokenizer.hash}, then {self.tokenizer_hash})"
             )
         return tokenizer
 
@@ -143,12 +149,17 @@ def load(path: str | Path, *, step: int | None = None) -> LoadedModel:
 
 
 def load_workdir(path: Path, step: int | None) -> LoadedModel:
-    about = json.loads((path / "run.json").read_text())
+    about = hf.read_json(path / "run.json")
     arch = Arch(**about["config"]["arch"])
     shapes = param_shapes(arch, heads=tuple(about["heads"]))
-    found, params = Checkpoints(path, keep=1, say=print).good_params(step, shapes)
+    found, params = Checkpoints(path, keep=1, say=complain).good_params(step, shapes)
     member = dataclasses.replace(preset(about["config"]["preset"]), arch=arch)
-    return LoadedModel(path, member, params, path / "tokenizer", found)
+    digest = about["corpus"]["tokenizer"]["hash"]
+    return LoadedModel(path, member, params, path / "tokenizer", found, digest)
+
+
+def complain(text: str) -> None:
+    print(text, file=sys.stderr)  # standard output may be JSON
 
 
 def preset_of(arch: Arch, name: str) -> Preset:

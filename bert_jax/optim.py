@@ -11,6 +11,7 @@ no bias and no norm parameter, and lets the rate fall along the line through the
 """
 
 import dataclasses
+import math
 import re
 
 import jax
@@ -18,6 +19,7 @@ import jax.numpy as jnp
 import optax
 
 from bert_jax.errors import InputError, unknown
+from bert_jax.models.model import path_name
 
 OPTIMIZERS = ("bert_adamw", "adamw")
 # First match decides; every parameter must match one.
@@ -43,8 +45,9 @@ class Optim:
             if not 0 <= getattr(self, field) < 1:
                 problems.append(f"optim.{field}={getattr(self, field)} not in [0, 1)")
         for field in ("lr", "warmup", "decay", "eps", "clip"):
-            if getattr(self, field) < 0:
-                problems.append(f"optim.{field}={getattr(self, field)} is negative")
+            value = getattr(self, field)
+            if not (math.isfinite(value) and value >= 0):
+                problems.append(f"optim.{field}={value} must be 0 or more, and finite")
         if problems:
             raise InputError("\n".join(problems))
 
@@ -80,11 +83,6 @@ def by_rule(params, rules) -> dict:
     if unmatched:
         raise InputError(f"no rule matches the parameters {', '.join(unmatched)}")
     return values
-
-
-def path_name(path) -> str:
-    """A parameter's path in the tree as a/b/c."""
-    return "/".join(str(getattr(part, "key", part)) for part in path)
 
 
 def scale_by_bert_adam(

@@ -7,23 +7,21 @@ so and does nothing. What a step computes depends on (seed, step) alone, so a ru
 was killed ends with the same parameters, bit for bit, as one that was not.
 """
 
-import collections
 import dataclasses
+import fcntl
 import json
-import math
-import os
 import signal
-import time
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 
 from bert_jax import metrics
-from bert_jax.checkpoint import Checkpoints, write_text
+from bert_jax.checkpoint import Checkpoints
 from bert_jax.config import Run, differences
+from bert_jax.convert.hf import read_json
 from bert_jax.data.pipeline import checksum, train_batches
-from bert_jax.data.prepare import Corpus, open_corpus
+from bert_jax.data.prepare import Corpus, check_same_tokenizer, open_corpus
 from bert_jax.data.rows import Rows
 from bert_jax.errors import InputError, unknown
 from bert_jax.evaluators.held_out import HeldOut
@@ -31,18 +29,12 @@ from bert_jax.host_memory import keep_freed_memory
 from bert_jax.model_dir import load
 from bert_jax.models.model import Model, count_params, init_params
 from bert_jax.objectives import OBJECTIVES
-from bert_jax.objectives.corrupt import budget
-from bert_jax.optim import bert_schedule, make_optimizer
+from bert_jax.optim import make_optimizer
 from bert_jax.presets import preset
 from bert_jax.sharding import make_mesh, own_rows, place, replicated
 from bert_jax.step import TrainState, make_train_step
 from bert_jax.warm_start import warm_start
-
-IN_FLIGHT = 2  # steps dispatched ahead, so that the device never waits for the host
-
-
-class NotFiniteError(InputError):
-    """The loss is no number any more."""
+from bert_jax.whole import write_text
 
 
 def train(run: Run, workdir: str | Path, *, progress: bool = True) -> dict:
@@ -63,33 +55,24 @@ def train(run: Run, workdir: str | Path, *, progress: bool = True) -> dict:
     # The workdir belongs to one configuration.
     about = {"config": run.as_dict(), "heads": list(objective.heads)}
     about["corpus"] = {key: corpus.about[key] for key in ("content", "tokenizer")}
-    claim_workdir(workdir, about, tokenizer)
+    checkpoints = Checkpoints(workdir, keep=run.keep, say=say)
+    claim = claim_workdir(workdir, about, tokenizer, trained=bool(checkpoints.steps()))
 
     # Mesh, model, state.
     mesh = make_mesh()
     part = own_rows(mesh, run.batch, field="batch")
     model = Model(run.arch, dtype=compute_dtype(run.dtype))
-    params = init_params(model, jax.random.key(run.seed), heads=objective.heads)
-    optimizer = make_optimizer(run.optim, run.steps, params)
-    checkpoints = Checkpoints(workdir, keep=run.keep, say=say)
     last = checkpoints.last_good()
-    if last is None and run.init:
-        params, report = warm_start(
-            params, arch=run.arch, tokenizer=tokenizer, source=load(run.init)
-        )
-        say("\n".join(report))
-    state = TrainState(
-        step=jnp.zeros([], jnp.int32),
-        params=params,
-        opt_state=optimizer.init(params),
-        seed=jnp.uint32(run.seed),
-    )
+    source = load(run.init) if run.init and last is None else None
+    state, optimizer = first_state(run, model, objective, tokenizer, source, say)
     state = jax.device_put(state, replicated(mesh))
     if last is not None:
         state = checkpoints.restore(last, state)
     start = int(state.step)
     if start >= run.steps:
         say(f"{workdir} is finished: {run.steps} steps are done")
+        if not (workdir / "loss.png").exists():  # killed just before it was drawn
+            metrics.draw_loss(workdir)
         return {"finished": True, **last_scores(workdir)}
 
     say(describe(run, corpus, rows, objective, mesh, start))
@@ -108,116 +91,64 @@ def train(run: Run, workdir: str | Path, *, progress: bool = True) -> dict:
     )
     writers = metrics.Writers(workdir, start=start, steps=run.steps, progress=progress)
     with writers, Interrupt() as interrupt:
-        window = Window(run, writers)
-
-        def finish_steps() -> None:
-            """Waits for all that was dispatched; raises if a loss is not finite."""
-            window.drain()
+        under_way = metrics.UnderWay(run, writers)
 
         def save_and_score(step: int, *, score: bool) -> None:
-            finish_steps()
-            checkpoints.save(state)
-            if evaluator and score:
-                window.pause()
-                scores = dict(evaluator.run(state.params))
-                writers.write(step, scores, kind="eval")
-                writers.say(f"step {step}: " + summary(scores))
-                window.resume()
+            under_way.finish()  # raises if a loss was not finite: that is never saved
+            with under_way.pause():
+                # The scores first: a run that has its last checkpoint has them too.
+                if evaluator and score:
+                    scores = dict(evaluator.run(state.params))
+                    writers.write(step, scores, kind="eval")
+                    writers.say(f"step {step}: " + summary(scores))
+                checkpoints.save(state)
 
         try:
             for step, batch in enumerate(batches, start + 1):
                 state, means = train_step(state, place(mesh, batch))
-                window.add(step, means, checksum(batch))
-                due = bool(run.eval.every) and step % run.eval.every == 0
+                under_way.add(step, means, checksum(batch))
                 if step == run.steps or interrupt.signal:
                     break
+                due = bool(run.eval.every) and step % run.eval.every == 0
                 if due or step % run.save_every == 0:
                     save_and_score(step, score=due)
             save_and_score(step, score=step == run.steps)
-        except NotFiniteError as error:
+        except metrics.NotFiniteError as error:
             good = checkpoints.last_good()
             kept = f"step {good} is the last good checkpoint" if good else "none saved"
-            raise NotFiniteError(f"{error} Stopped; {kept} in {workdir}.") from None
+            raise metrics.NotFiniteError(
+                f"{error} Stopped; {kept} in {workdir}."
+            ) from None
     if jax.process_index() == 0:
         metrics.draw_loss(workdir)
+    claim.close()
     finished = step == run.steps
     if not finished:
         say(f"stopped at step {step} and saved; the same command goes on from there")
     return {"finished": finished, **last_scores(workdir)}
 
 
-class Window:
-    """Steps under way and since the last line of metrics."""
-
-    def __init__(self, run: Run, writers: metrics.Writers):
-        self.run, self.writers = run, writers
-        self.pending = collections.deque()
-        self.sums, self.count, self.seconds = None, 0, 0.0
-        self.schedule = bert_schedule(run.optim, run.steps)
-        self.peak = metrics.peak_flops()
-        rate = run.objective["rate"]
-        predictions = int(budget(run.length, rate)[-1])
-        row = metrics.train_flops(run.arch, length=run.length, predictions=predictions)
-        self.flops = row * run.batch
-        self.clock = (
-            None  # set by the first step that is done: compiling is not counted
-        )
-
-    def add(self, step: int, means: dict, batch: str) -> None:
-        self.pending.append((step, means, batch))
-        if len(self.pending) > IN_FLIGHT:
-            self.take()
-
-    def drain(self) -> None:
-        while self.pending:
-            self.take()
-
-    def pause(self) -> None:
-        """Stops the clock: what follows is not training."""
-        if self.clock is not None:
-            self.seconds += time.perf_counter() - self.clock
-
-    def resume(self) -> None:
-        self.clock = time.perf_counter()
-
-    def take(self) -> None:
-        """Waits for the oldest step; checks it; writes a line where one is due."""
-        step, means, batch = self.pending.popleft()
-        means = jax.device_get(means)
-        self.writers.advance()
-        if not math.isfinite(means["loss"].total + means["grad_norm"].total):
-            raise NotFiniteError(f"the loss or gradient is not finite at step {step}.")
-        self.sums = means if self.count == 0 else jax.tree.map(sum_, self.sums, means)
-        self.count += 1
-        first = self.clock is None
-        if step % self.run.log_every == 0 or step == self.run.steps:
-            self.pause()
-            self.write(step, batch)
-            self.sums, self.count, self.seconds = None, 0, 0.0
-            self.resume()
-        elif first:
-            self.resume()
-
-    def write(self, step: int, batch: str) -> None:
-        values = {name: float(mean.value) for name, mean in self.sums.items()}
-        rate = self.count / self.seconds if self.seconds else 0.0
-        tokens = float(self.sums["real_tokens"].total) / self.count
-        values |= {
-            "lr": float(self.schedule(step - 1)),
-            "steps_per_second": rate,
-            "tokens_per_second": rate * tokens,
-        }
-        if self.peak:
-            values["share_of_peak"] = rate * self.flops / self.peak
-        self.writers.write(step, {**values, "batch": batch}, kind="train")
-
-
-def sum_(a, b):
-    return a + b
+def first_state(run: Run, model: Model, objective, tokenizer, source, say):
+    """The state before step 1, and the optimizer. A resumed run only needs its form."""
+    params = init_params(model, jax.random.key(run.seed), heads=objective.heads)
+    if source:
+        params, report = warm_start(params, tokenizer=tokenizer, source=source)
+        say("\n".join(report))
+    optimizer = make_optimizer(run.optim, run.steps, params)
+    state = TrainState(
+        step=jnp.zeros([], jnp.int32),
+        params=params,
+        opt_state=optimizer.init(params),
+        seed=jnp.uint32(run.seed),
+    )
+    return state, optimizer
 
 
 class Interrupt:
-    """Ctrl-C and SIGTERM set a flag; the loop ends after the step it is in."""
+    """Ctrl-C and SIGTERM set a flag; the loop ends after the step it is in.
+
+    A second one ends the process at once, as it would without us.
+    """
 
     def __enter__(self) -> "Interrupt":
         self.signal = None
@@ -229,6 +160,7 @@ class Interrupt:
 
     def note(self, number, _) -> None:
         self.signal = number
+        signal.signal(number, self.before[number])
 
     def __exit__(self, *_) -> None:
         for number, handler in self.before.items():
@@ -287,20 +219,28 @@ def open_held_out(run: Run, corpus: Corpus) -> Rows | None:
     return Rows(other, run.rows, run.length, run.across, seed=0)
 
 
-def check_same_tokenizer(corpus: Corpus, digest: str, what: str) -> None:
-    if corpus.about["tokenizer"]["hash"] != digest:
-        raise InputError(
-            f"{corpus.path} was prepared with another tokenizer than {what} (hash "
-            f"{corpus.about['tokenizer']['hash']}, there {digest}): prepare it with "
-            "the same one"
-        )
+def claim_workdir(workdir: Path, about: dict, tokenizer, *, trained: bool):
+    """Locks the workdir and writes what the run is.
 
-
-def claim_workdir(workdir: Path, about: dict, tokenizer) -> None:
-    """Writes what the run is, or checks that it is what the workdir already has."""
+    Once there is a checkpoint, the run must be what the workdir already has. The lock
+    is held as long as the file that is returned is open.
+    """
+    if workdir.exists() and not workdir.is_dir():
+        raise InputError(f"--workdir {workdir} is a file")
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+        lock = open(workdir / ".lock", "a")  # noqa: SIM115  (held by the caller)
+    except OSError as error:
+        raise InputError(f"--workdir {workdir} cannot be written: {error}") from None
+    if jax.process_index():
+        return lock
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        raise InputError(f"{workdir} is being trained by another process") from None
     path = workdir / "run.json"
-    if path.is_file():
-        before = json.loads(path.read_text())
+    if trained and path.is_file():
+        before = read_json(path)
         problems = differences(before["config"], about["config"])
         if before["corpus"] != about["corpus"]:
             problems.append(
@@ -312,15 +252,10 @@ def claim_workdir(workdir: Path, about: dict, tokenizer) -> None:
                 f"{workdir} belongs to another configuration; use another --workdir or "
                 "the same values:\n" + "\n".join(problems)
             )
-        return
-    if workdir.exists() and not workdir.is_dir():
-        raise InputError(f"--workdir {workdir} is a file")
-    workdir.mkdir(parents=True, exist_ok=True)
-    if not os.access(workdir, os.W_OK):
-        raise InputError(f"--workdir {workdir} cannot be written to")
-    if jax.process_index() == 0:
+    else:
         tokenizer.save(workdir / "tokenizer")
         write_text(path, json.dumps(about, indent=2) + "\n")
+    return lock
 
 
 def describe(run: Run, corpus: Corpus, rows: Rows, objective, mesh, start: int) -> str:

@@ -11,15 +11,14 @@ from bert_jax.convert.hf import flatten, unflatten
 from bert_jax.data.tokenizers import Tokenizer
 from bert_jax.errors import InputError
 from bert_jax.model_dir import LoadedModel
-from bert_jax.models.arch import Arch
 
 BY_PIECE = ("embed/token", "lm/bias")  # parameters with a row for each piece
 
 
 def warm_start(
-    fresh: dict, *, arch: Arch, tokenizer: Tokenizer, source: LoadedModel
+    fresh: dict, *, tokenizer: Tokenizer, source: LoadedModel
 ) -> tuple[dict, list[str]]:
-    """Parameters for `arch` and `tokenizer`, and a report of where they are from."""
+    """Parameters shaped as `fresh`, for `tokenizer`, and a report of their origin."""
     ours, theirs = flatten(jax.device_get(fresh)), flatten(source.params)
     same_pieces = source.tokenizer.hash == tokenizer.hash
     pairs = shared_pieces(source.tokenizer, tokenizer)

@@ -38,6 +38,8 @@ def test_a_config_is_found_by_name_and_by_path(monkeypatch, tmp_path):
 def test_every_field_of_a_config_can_be_overridden():
     config = configs.load_config("pretrain:bert-tiny")
     for name, value in configs.flatten(config):
+        if name == "preset":  # it decides the other fields
+            continue
         new = {str: "text", bool: "true"}.get(type(value), "7")
         configs.override(config, {name: new})
         assert dict(configs.flatten(config))[name] in (7, "text")
@@ -51,8 +53,11 @@ def test_numbers_are_read_as_people_write_them():
 def test_all_wrong_overrides_are_named_at_once():
     config = configs.load_config("pretrain:bert-tiny")
     with pytest.raises(InputError) as caught:
-        configs.override(config, {"bacth": "8", "optim.lrr": "1", "steps": "many"})
+        changes = {"bacth": "8", "optim.lrr": "1", "steps": "many", "batch": "inf"}
+        configs.override(config, {**changes, "preset": "bert-mini"})
     text = str(caught.value)
+    assert "config.batch='inf' is not of type int" in text
+    assert "the preset is part of --config: --config NAME:bert-mini" in text
     assert "unknown config field 'bacth'. Did you mean batch" in text
     assert "unknown config field 'optim.lrr'. Did you mean optim.lr" in text
     assert "config.steps='many' is not of type int" in text
@@ -65,6 +70,10 @@ def test_all_wrong_overrides_are_named_at_once():
         ({"length": "1024"}, "length=1024 is more than config.arch.max_positions=512"),
         ({"dtype": "float8"}, "unknown config.dtype 'float8'"),
         ({"steps": "0"}, "config.steps=0: at least 1"),
+        ({"seed": "-1"}, "config.seed=-1 must be in 0..4294967295"),
+        ({"arch.types": "1"}, "config.rows=pair needs config.arch.types"),
+        ({"arch.stack": "loop:3"}, "must be loop, scan or scan:k"),
+        ({"optim.lr": "nan"}, "optim.lr=nan must be 0 or more, and finite"),
         ({"arch.heads": "3"}, "arch.width=128 is not a multiple of arch.heads=3"),
         ({"arch.activation": "gelo"}, "Did you mean gelu"),
         ({"arch.stack": "scan:3"}, "needs arch.layers=2 to be a multiple of 3"),

@@ -10,6 +10,7 @@ import torch
 import transformers
 
 import bert_jax
+from bert_jax.convert.hf import export_model
 from bert_jax.errors import InputError
 from bert_jax.evaluate import evaluate
 from bert_jax.fill import fill
@@ -200,6 +201,26 @@ def test_evaluate_does_not_depend_on_the_batch(folder, tiny_corpus):
     assert eight.keys() == sixteen.keys()
     for name in eight:
         assert eight[name] == pytest.approx(sixteen[name], rel=1e-5)
+
+
+def test_evaluate_refuses_what_it_cannot_score(folder, tiny_corpus):
+    with pytest.raises(InputError, match="--length 64: the model has positions for 40"):
+        evaluate(folder, data=tiny_corpus.path, length=64)
+    with pytest.raises(
+        InputError, match="--batch 0 and --count None must be at least 1"
+    ):
+        evaluate(folder, data=tiny_corpus.path, batch=0)
+
+
+def test_a_body_without_pooler_goes_back_to_pytorch(tmp_path, tiny_tokenizer):
+    theirs = transformers.BertModel(CONFIG, add_pooling_layer=False)
+    theirs.save_pretrained(tmp_path / "body")
+    model = bert_jax.load(tmp_path / "body")
+    out = tmp_path / "out"
+    assert export_model(out, model.params, model.arch, tiny_tokenizer) < 1e-5
+    back = transformers.BertModel.from_pretrained(out, add_pooling_layer=False)
+    for name, tensor in theirs.state_dict().items():
+        assert torch.equal(tensor, back.state_dict()[name])
 
 
 def test_evaluate_refuses_data_of_another_tokenizer(folder, tmp_path):

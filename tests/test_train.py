@@ -1,5 +1,6 @@
 """The loop: a run, its resume, its workdir, and what happens when things go wrong."""
 
+import fcntl
 import json
 import shutil
 
@@ -10,8 +11,8 @@ import pytest
 import bert_jax
 from bert_jax import checkpoint
 from bert_jax.errors import InputError
-from bert_jax.metrics import read_metrics
-from bert_jax.train import NotFiniteError, train
+from bert_jax.metrics import NotFiniteError, read_metrics
+from bert_jax.train import train
 from tests import tiny
 
 
@@ -86,6 +87,51 @@ def test_a_workdir_of_another_configuration_is_refused(tiny_corpus, copy):
     assert "optim.lr: 0.001 in the workdir, 0.002 now" in text
     assert "steps: 6 in the workdir, 8 now" in text
     assert "keep" not in text  # what a run keeps does not change what it computes
+
+
+def test_a_run_that_saved_nothing_leaves_the_workdir_free(tiny_corpus, tmp_path):
+    workdir = tmp_path / "run"
+    run = tiny.make_run(tiny_corpus, optim__lr=1e30, optim__warmup=0, save_every=99)
+    with pytest.raises(NotFiniteError, match="none saved"):
+        train(run, workdir, progress=False)
+    run = tiny.make_run(tiny_corpus, steps=1)
+    assert train(run, workdir, progress=False)["finished"]
+
+
+def test_a_workdir_in_use_is_refused(tiny_corpus, copy):
+    with open(copy / ".lock", "a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(InputError, match="is being trained by another process"):
+            train(tiny.make_run(tiny_corpus), copy)
+
+
+def test_another_tokenizer_in_the_workdir_is_noticed(copy, tmp_path):
+    tiny.make_tokenizer(seed=5, folder=tmp_path).save(copy / "tokenizer")
+    with pytest.raises(InputError, match="not the tokenizer that .* was trained with"):
+        _ = bert_jax.load(copy).tokenizer
+
+
+def test_scores_are_there_whenever_the_last_checkpoint_is(tiny_corpus, tmp_path):
+    """Killed between the two, the scores are computed again."""
+    from bert_jax.checkpoint import Checkpoints
+
+    class Killed(BaseException):
+        pass
+
+    def killed(self, state):
+        raise Killed
+
+    run = tiny.make_run(tiny_corpus, steps=2, eval__data=tiny_corpus.path)
+    save, Checkpoints.save = Checkpoints.save, killed
+    try:
+        with pytest.raises(Killed):
+            train(run, tmp_path / "run", progress=False)
+    finally:
+        Checkpoints.save = save
+    result = train(run, tmp_path / "run", progress=False)
+    assert result["eval"]["step"] == 2
+    rows = read_metrics(tmp_path / "run/metrics.jsonl")
+    assert [row["step"] for row in rows if row["kind"] == "eval"] == [2]
 
 
 def test_other_text_in_the_same_workdir_is_refused(copy, tiny_tokenizer, tmp_path):

@@ -5,10 +5,7 @@ miss, or one we have no name for, is an error that lists all of them.
 """
 
 import json
-import os
 import re
-import shutil
-import tempfile
 from pathlib import Path
 
 import jax
@@ -18,9 +15,9 @@ from safetensors.numpy import load_file, save_file
 from bert_jax.convert import tables
 from bert_jax.errors import InputError, unknown
 from bert_jax.models.arch import Arch
-from bert_jax.models.model import Model, param_shapes
+from bert_jax.models.model import HEADS, Model, param_shapes, path_name
 from bert_jax.models.tokens import plain
-from bert_jax.optim import path_name
+from bert_jax.whole import whole_folder
 
 TOLERANCE = 1e-4  # f32: an export whose logits differ by more is not left on disk
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
@@ -96,7 +93,7 @@ def heads_in(tensors: dict[str, np.ndarray]) -> tuple[str, ...]:
     """The heads whose tensors are all there; part of a head is reported later."""
     names = canonical(tensors)
     present = {row.ours.split("/")[0] for row in tables.BERT if row.theirs in names}
-    return tuple(head for head in ("lm", "pooler", "nsp") if head in present)
+    return tuple(head for head in HEADS if head in present)
 
 
 def to_ours(tensors: dict[str, np.ndarray], arch: Arch, *, source: str) -> dict:
@@ -149,10 +146,14 @@ def to_ours(tensors: dict[str, np.ndarray], arch: Arch, *, source: str) -> dict:
 
 
 def read_json(path: Path) -> dict:
+    """A JSON object."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise InputError(f"{path} is not JSON: {error}") from None
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:  # not UTF-8 or not JSON
+        raise InputError(f"{path} is damaged, not JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise InputError(f"{path} is damaged: it does not hold a JSON object")
+    return content
 
 
 def read_arch(path: Path) -> Arch:
@@ -248,49 +249,35 @@ def export_model(out: str | Path, params: dict, arch: Arch, tokenizer) -> float 
     Returns the largest difference between our logits and PyTorch's, or None where
     PyTorch is not installed and nothing could be verified.
     """
-    out = Path(out)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise InputError(f"{out} exists already: choose another name or remove it")
     if tokenizer.size != arch.vocab_size:
         raise InputError(
             f"the tokenizer has {tokenizer.size} pieces, the weights {arch.vocab_size}"
         )
-    reference = class_of(params)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
-    try:
-        scratch.chmod(0o755)
+    reference = tables.BERT_CLASSES[heads_of(params)]
+    with whole_folder(out) as scratch:
         weights = scratch / "model.safetensors"
         save_file(to_theirs(params, arch), weights, metadata={"format": "pt"})
         config = scratch / "config.json"
         write_config(config, arch, reference=reference, pad_id=tokenizer.pad_id)
         tokenizer.save(scratch)
-        difference = verify(scratch, params, arch, reference=reference)
+        difference = verify(scratch, params, arch)
         if difference is not None and not difference <= TOLERANCE:
             raise InputError(
                 f"PyTorch computes other logits from the export (difference "
                 f"{difference:.2e}, allowed {TOLERANCE:.0e}): nothing was left at {out}"
             )
-        if out.exists():
-            out.rmdir()  # empty, checked above
-        os.rename(scratch, out)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
     return difference
 
 
-def class_of(params: dict) -> str:
-    """The reference class that has exactly these heads."""
-    present = {head for head in ("lm", "pooler", "nsp") if head in params}
-    for name, heads in tables.BERT_CLASSES.items():
-        if present == set(heads):
-            return name
-    raise InputError(f"no reference class has just the heads {sorted(present)}")
+def heads_of(params: dict) -> tuple[str, ...]:
+    """The heads that are there; an error where no reference class has just these."""
+    present = tuple(head for head in HEADS if head in params)
+    if present not in tables.BERT_CLASSES:
+        raise InputError(f"no reference class has just the heads {list(present)}")
+    return present
 
 
-def verify(
-    directory: Path, params: dict, arch: Arch, *, reference: str
-) -> float | None:
+def verify(directory: Path, params: dict, arch: Arch) -> float | None:
     """max |ours - theirs| over all outputs at real positions; None without torch."""
     try:
         import torch
@@ -298,8 +285,10 @@ def verify(
     except ImportError:
         return None
     transformers.utils.logging.disable_progress_bar()
-    theirs, report = getattr(transformers, reference).from_pretrained(
-        directory, attn_implementation="eager", output_loading_info=True
+    heads = heads_of(params)
+    options = {} if heads else {"add_pooling_layer": False}
+    theirs, report = getattr(transformers, tables.BERT_CLASSES[heads]).from_pretrained(
+        directory, attn_implementation="eager", output_loading_info=True, **options
     )
     lost = [*report["missing_keys"], *report["unexpected_keys"]]
     if lost:
@@ -315,7 +304,6 @@ def verify(
             token_type_ids=torch.tensor(types),
             attention_mask=torch.tensor(real.astype(np.int64)),
         )
-    heads = tables.BERT_CLASSES[reference]
     with jax.default_matmul_precision("highest"):
         ours = Model(arch).apply(
             {"params": params}, plain(ids, types=types, real=real), heads=heads
@@ -327,6 +315,7 @@ def verify(
         pairs.append((np.asarray(ours["lm"])[real][:, :V], logits.numpy()[real]))
     else:
         pairs.append((np.asarray(ours["last"])[real], out[0].numpy()[real]))
+    if heads == ("pooler",):
         pairs.append((ours["pooler"][:, 0], out.pooler_output.numpy()))
     if "nsp" in heads:
         pairs.append((ours["nsp"][:, 0], out.seq_relationship_logits.numpy()))

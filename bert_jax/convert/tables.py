@@ -58,11 +58,12 @@ BERT_TIED = {
 # Buffers of old releases that hold 0, 1, 2, ...; nothing is lost by leaving them.
 BERT_IGNORED = ("bert.embeddings.position_ids",)
 
-# Which heads each reference class has, and the fields of its config.json.
+# The reference class for the heads that are there, and the fields of its config.json.
 BERT_CLASSES = {
-    "BertForPreTraining": ("lm", "pooler", "nsp"),
-    "BertForMaskedLM": ("lm",),
-    "BertModel": ("pooler",),
+    ("lm", "pooler", "nsp"): "BertForPreTraining",
+    ("lm",): "BertForMaskedLM",
+    ("pooler",): "BertModel",
+    (): "BertModel",
 }
 BERT_CONFIG = {
     "vocab_size": "vocab_size",

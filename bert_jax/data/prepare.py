@@ -14,9 +14,6 @@ stretch of text is read without reading what comes before it.
 import dataclasses
 import hashlib
 import json
-import os
-import shutil
-import tempfile
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
@@ -29,6 +26,7 @@ from bert_jax.data import sentences
 from bert_jax.data.text import Document, byte_size, documents
 from bert_jax.data.tokenizers import Tokenizer, load_tokenizer
 from bert_jax.errors import InputError, unknown
+from bert_jax.whole import whole_folder
 
 FORMAT = 1
 SPLITS = {"line": str.splitlines, "split": sentences.split}
@@ -64,8 +62,10 @@ class Corpus:
 
     @cached_property
     def frequent_id(self) -> int:
-        """The most frequent piece."""
-        return int(self.index["counts"].argmax())
+        """The most frequent piece that can be predicted: not a special one."""
+        counts = self.index["counts"].copy()
+        counts[list(self.tokenizer.special_ids)] = 0
+        return int(counts.argmax())
 
     @cached_property
     def _shards(self) -> list[np.memmap]:
@@ -122,6 +122,16 @@ def open_corpus(path: str | Path) -> Corpus:
     return Corpus(path, about, index)
 
 
+def check_same_tokenizer(corpus: Corpus, digest: str, what: str) -> None:
+    """Raises where the corpus was not made with the tokenizer that `what` has."""
+    if corpus.about["tokenizer"]["hash"] != digest:
+        raise InputError(
+            f"{corpus.path} was prepared with another tokenizer than {what} (hash "
+            f"{corpus.about['tokenizer']['hash']}, there {digest}): prepare it with "
+            "the same one"
+        )
+
+
 def prepare(
     inputs: Sequence[str],
     *,
@@ -134,13 +144,8 @@ def prepare(
     out = Path(out)
     if sentences not in SPLITS:
         raise InputError(unknown("sentences", sentences, SPLITS))
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise InputError(f"{out} exists already: choose another name or remove it")
-    found = documents(inputs)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
-    try:
-        scratch.chmod(0o755)
+    with whole_folder(out) as scratch:
+        found = documents(inputs)
         bar = tqdm(
             total=byte_size(inputs) if plain_files(inputs) else None,
             desc="prepare",
@@ -154,11 +159,6 @@ def prepare(
                 writer.add(batch, SPLITS[sentences])
                 bar.update(sum(len(document.text.encode()) for document in batch))
         writer.finish(inputs=list(inputs), split=sentences)
-        if out.exists():
-            out.rmdir()  # empty, checked above
-        os.rename(scratch, out)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
     return open_corpus(out)
 
 

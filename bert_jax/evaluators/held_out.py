@@ -6,10 +6,12 @@ always guessing the most frequent piece would score on them.
 """
 
 import math
+import operator
 from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from bert_jax.data.pipeline import eval_batches
 from bert_jax.data.rows import Rows
@@ -29,7 +31,7 @@ class HeldOut:
         model: Model,
         objective: Objective,
         mesh: jax.sharding.Mesh,
-        frequent_id: int,  # the most frequent piece of the training text
+        frequent_id: int,  # what a model without context would always guess
         batch: int,
         count: int | None = None,
     ):
@@ -39,13 +41,14 @@ class HeldOut:
 
     def run(self, params: dict) -> Iterator[tuple[str, float]]:
         """Yields each score by name."""
-        sums = None
+        sums = None  # on the host and in double precision: exact for any corpus
         for batch in eval_batches(self.rows, size=self.batch, count=self.count):
             batch = place(self.mesh, batch)
             means = self.step(params, jnp.uint32(SEED), batch, self.frequent)
-            sums = means if sums is None else jax.tree.map(jnp.add, sums, means)
-        sums = jax.device_get(sums)
-        yield from ((name, float(mean.value)) for name, mean in sums.items())
+            means = jax.tree.map(np.float64, jax.device_get(means))
+            sums = means if sums is None else jax.tree.map(operator.add, sums, means)
+        for name, mean in sums.items():
+            yield name, float(mean.total / max(mean.count, 1.0))
         loss = sums["masked_lm_loss"]
-        yield "perplexity", math.exp(min(float(loss.value), 700.0))
+        yield "perplexity", math.exp(min(loss.total / max(loss.count, 1.0), 700.0))
         yield "predictions", float(loss.count)

@@ -59,7 +59,9 @@ class Arch:
         if self.remat not in REMATS:
             problems.append(unknown("arch.remat", self.remat, REMATS))
         kind, _, trip = self.stack.partition(":")
-        if kind not in ("loop", "scan") or (trip and not trip.isdigit()):
+        if kind not in ("loop", "scan") or (
+            trip and (kind, trip.isdigit()) != ("scan", True)
+        ):
             problems.append(
                 f"arch.stack={self.stack!r} must be loop, scan or scan:k "
                 "(k layers a trip)"

@@ -97,3 +97,8 @@ def count_params(arch: Arch, *, heads: tuple[str, ...]) -> int:
     stored = sum(leaf.size for leaf in jax.tree.leaves(shapes))
     surplus = arch.padded_vocab - arch.vocab_size
     return stored - surplus * (arch.width + ("lm" in heads))
+
+
+def path_name(path) -> str:
+    """A parameter's path in the tree as a/b/c."""
+    return "/".join(str(getattr(part, "key", part)) for part in path)

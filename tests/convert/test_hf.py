@@ -410,7 +410,7 @@ def test_export_with_another_tokenizer(params, tmp_path: Path):
     assert nothing_left(tmp_path / "out")
 
 
-@pytest.mark.parametrize("heads", [(), ("lm", "pooler")])
+@pytest.mark.parametrize("heads", [("nsp", "pooler"), ("lm", "pooler")])
 def test_export_of_heads_no_class_has(params, tokenizer, tmp_path: Path, heads):
     some = {name: params[name] for name in ("embed", "stack", *heads)}
     with pytest.raises(InputError, match="no reference class has just the heads"):

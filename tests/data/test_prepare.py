@@ -377,14 +377,15 @@ def test_damaged_shard(copy, change):
 @pytest.mark.parametrize("name", ["index.npz", "corpus.json"])
 def test_damaged_index(copy, name):
     data = (copy / name).read_bytes()
-    (copy / name).write_bytes(data[: len(data) // 2])
+    half = len(data) // 2  # of the same size, so that only the content tells
+    (copy / name).write_bytes(data[:half] + bytes(len(data) - half))
     with pytest.raises(InputError, match=r"copy is damaged \(.+\): prepare it again"):
         open_corpus(copy)
 
 
 def test_missing_index(copy):
     (copy / "index.npz").unlink()
-    with pytest.raises(InputError, match=r"copy is damaged .*index\.npz"):
+    with pytest.raises(InputError, match=r"index\.npz is missing or not \d+ bytes"):
         open_corpus(copy)
 
 
