@@ -52,8 +52,8 @@ def test_numbers_are_read_as_people_write_them():
 
 def test_all_wrong_overrides_are_named_at_once():
     config = configs.load_config("pretrain:bert-tiny")
+    changes = {"bacth": "8", "optim.lrr": "1", "steps": "many", "batch": "inf"}
     with pytest.raises(InputError) as caught:
-        changes = {"bacth": "8", "optim.lrr": "1", "steps": "many", "batch": "inf"}
         configs.override(config, {**changes, "preset": "bert-mini"})
     text = str(caught.value)
     assert "config.batch='inf' is not of type int" in text

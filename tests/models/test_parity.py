@@ -101,6 +101,7 @@ def test_equals_transformers(name: str, record_property):
     for kind in ("hidden", "attentions", "lm", "nsp", "pooler", "loss", "gradient"):
         worst = max(value for name, value in found.items() if name.startswith(kind))
         record_property(kind, worst)
+        print(f"{name}: {kind} at {worst:.3f} of the tolerance")  # shown by -s
     assert not failures(found)
 
 
