@@ -114,6 +114,6 @@ def make_optimizer(optim: Optim, steps: int, params) -> optax.GradientTransforma
     return optax.chain(
         optax.clip_by_global_norm(optim.clip) if optim.clip else optax.identity(),
         adam,
-        optax.add_decayed_weights(optim.decay, mask=decayed),
+        optax.add_decayed_weights(optim.decay, decayed),
         optax.scale_by_learning_rate(bert_schedule(optim, steps)),
     )

@@ -7,8 +7,8 @@ so and does nothing. What a step computes depends on (seed, step) alone, so a ru
 was killed ends with the same parameters, bit for bit, as one that was not.
 """
 
+import contextlib
 import dataclasses
-import fcntl
 import json
 import signal
 from pathlib import Path
@@ -34,14 +34,20 @@ from bert_jax.presets import preset
 from bert_jax.sharding import make_mesh, own_rows, place, replicated
 from bert_jax.step import TrainState, make_train_step
 from bert_jax.warm_start import warm_start
-from bert_jax.whole import write_text
+from bert_jax.whole import locked, write_text
 
 
 def train(run: Run, workdir: str | Path, *, progress: bool = True) -> dict:
     """Trains, or goes on training. Returns the last scores and `finished`."""
-    workdir = Path(workdir)
     if jax.default_backend() == "cpu":
         keep_freed_memory()
+    chief = jax.process_index() == 0  # holds the lock for all
+    with locked(Path(workdir)) if chief else contextlib.nullcontext():
+        return train_alone(run, Path(workdir), progress=progress)
+
+
+def train_alone(run: Run, workdir: Path, *, progress: bool) -> dict:
+    """The same, in a workdir that no other process trains in."""
     say = print if jax.process_index() == 0 else lambda *_: None
 
     # Data, and what follows from its tokenizer.
@@ -50,18 +56,18 @@ def train(run: Run, workdir: str | Path, *, progress: bool = True) -> dict:
     run = fit_vocabulary(run, corpus, say)
     rows = Rows(corpus, run.rows, run.length, run.across, run.seed)
     objective = make_objective(run, tokenizer, say)
-    held_out = open_held_out(run, corpus)
 
     # The workdir belongs to one configuration.
     about = {"config": run.as_dict(), "heads": list(objective.heads)}
     about["corpus"] = {key: corpus.about[key] for key in ("content", "tokenizer")}
     checkpoints = Checkpoints(workdir, keep=run.keep, say=say)
-    claim = claim_workdir(workdir, about, tokenizer, trained=bool(checkpoints.steps()))
+    claim_workdir(workdir, about, tokenizer, trained=bool(checkpoints.steps()))
 
     # Mesh, model, state.
     mesh = make_mesh()
     part = own_rows(mesh, run.batch, field="batch")
     model = Model(run.arch, dtype=compute_dtype(run.dtype))
+    evaluator = make_evaluator(run, corpus, model, objective, mesh)
     last = checkpoints.last_good()
     source = load(run.init) if run.init and last is None else None
     state, optimizer = first_state(run, model, objective, tokenizer, source, say)
@@ -76,15 +82,6 @@ def train(run: Run, workdir: str | Path, *, progress: bool = True) -> dict:
         return {"finished": True, **last_scores(workdir)}
 
     say(describe(run, corpus, rows, objective, mesh, start))
-    evaluator = held_out and HeldOut(
-        held_out,
-        model=model,
-        objective=objective,
-        mesh=mesh,
-        frequent_id=corpus.frequent_id,
-        batch=run.batch,
-        count=run.eval.rows or None,
-    )
     train_step = jax.jit(make_train_step(model, objective, optimizer), donate_argnums=0)
     batches = train_batches(
         rows, size=run.batch, start=start, stop=run.steps, part=part
@@ -121,7 +118,6 @@ def train(run: Run, workdir: str | Path, *, progress: bool = True) -> dict:
             ) from None
     if jax.process_index() == 0:
         metrics.draw_loss(workdir)
-    claim.close()
     finished = step == run.steps
     if not finished:
         say(f"stopped at step {step} and saved; the same command goes on from there")
@@ -210,34 +206,27 @@ def make_objective(run: Run, tokenizer, say):
     )
 
 
-def open_held_out(run: Run, corpus: Corpus) -> Rows | None:
-    """The rows of the evaluation corpus, which must have the same tokenizer."""
+def make_evaluator(run: Run, corpus: Corpus, model, objective, mesh) -> HeldOut | None:
+    """Scores on the evaluation corpus, which must have the same tokenizer."""
     if not run.eval.data:
         return None
     other = open_corpus(run.eval.data)
     check_same_tokenizer(other, corpus.tokenizer.hash, f"the training data {run.data}")
-    return Rows(other, run.rows, run.length, run.across, seed=0)
+    return HeldOut(
+        Rows(other, run.rows, run.length, run.across, seed=0),
+        model=model,
+        objective=objective,
+        mesh=mesh,
+        frequent_id=corpus.frequent_id,
+        batch=run.batch,
+        count=run.eval.rows or None,
+    )
 
 
-def claim_workdir(workdir: Path, about: dict, tokenizer, *, trained: bool):
-    """Locks the workdir and writes what the run is.
-
-    Once there is a checkpoint, the run must be what the workdir already has. The lock
-    is held as long as the file that is returned is open.
-    """
-    if workdir.exists() and not workdir.is_dir():
-        raise InputError(f"--workdir {workdir} is a file")
-    try:
-        workdir.mkdir(parents=True, exist_ok=True)
-        lock = open(workdir / ".lock", "a")  # noqa: SIM115  (held by the caller)
-    except OSError as error:
-        raise InputError(f"--workdir {workdir} cannot be written: {error}") from None
+def claim_workdir(workdir: Path, about: dict, tokenizer, *, trained: bool) -> None:
+    """Writes what the run is; once there is a checkpoint it must be what is there."""
     if jax.process_index():
-        return lock
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        raise InputError(f"{workdir} is being trained by another process") from None
+        return
     path = workdir / "run.json"
     if trained and path.is_file():
         before = read_json(path)
@@ -255,7 +244,6 @@ def claim_workdir(workdir: Path, about: dict, tokenizer, *, trained: bool):
     else:
         tokenizer.save(workdir / "tokenizer")
         write_text(path, json.dumps(about, indent=2) + "\n")
-    return lock
 
 
 def describe(run: Run, corpus: Corpus, rows: Rows, objective, mesh, start: int) -> str:

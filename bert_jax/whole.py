@@ -1,6 +1,7 @@
 """Folders and files that are there whole or not at all, whatever kills the process."""
 
 import contextlib
+import fcntl
 import os
 import shutil
 import tempfile
@@ -32,6 +33,22 @@ def whole_folder(out: str | Path) -> Iterator[Path]:
         os.rename(scratch, out)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Makes a folder and keeps other processes of this machine out of it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = open(folder / ".lock", "a")  # noqa: SIM115  (closed below)
+    except OSError as error:
+        raise InputError(f"{folder} cannot be written: {error}") from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise InputError(f"{folder} is being trained by another process") from None
+        yield
 
 
 def write_text(path: Path, text: str) -> None:
