@@ -241,9 +241,9 @@ def test_all_wrong_settings_are_named():
     for part in (
         "optim.beta1=1.0 not in [0, 1)",
         "optim.beta2=-0.1 not in [0, 1)",
-        "optim.lr=-1 is negative",
-        "optim.eps=-1e-06 is negative",
-        "optim.clip=-1 is negative",
+        "optim.lr=-1 must be 0 or more",
+        "optim.eps=-1e-06 must be 0 or more",
+        "optim.clip=-1 must be 0 or more",
     ):
         assert part in text
     assert len(text.splitlines()) == 6

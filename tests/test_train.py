@@ -166,7 +166,7 @@ def test_a_damaged_checkpoint_is_set_aside(tiny_corpus, copy, finished, how, cap
         "unfinished": "was not finished",
     }[how]
     assert bert_jax.load(copy).step == 4  # reading moves nothing
-    assert reason in capsys.readouterr().out
+    assert reason in capsys.readouterr().err
     assert folder.is_dir()
     run = tiny.make_run(tiny_corpus, eval__data=tiny_corpus.path, eval__every=3)
     train(run, copy, progress=False)

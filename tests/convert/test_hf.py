@@ -333,7 +333,7 @@ def test_another_config(saved: Path, change: dict, text: str):
 
 def test_a_config_that_is_not_json(saved: Path):
     (saved / "config.json").write_text("{'a': 1}")
-    with pytest.raises(InputError, match=r"config\.json is not JSON"):
+    with pytest.raises(InputError, match=r"config\.json is damaged, not JSON"):
         hf.import_model(saved)
 
 
