@@ -41,17 +41,17 @@ def train(run: Run, workdir: str | Path, *, progress: bool = True) -> dict:
     """Trains, or goes on training. Returns the last scores and `finished`."""
     if jax.default_backend() == "cpu":
         keep_freed_memory()
+    corpus = open_corpus(run.data)  # raises before a workdir is made
     chief = jax.process_index() == 0  # holds the lock for all
     with locked(Path(workdir)) if chief else contextlib.nullcontext():
-        return train_alone(run, Path(workdir), progress=progress)
+        return train_alone(run, corpus, Path(workdir), progress=progress)
 
 
-def train_alone(run: Run, workdir: Path, *, progress: bool) -> dict:
+def train_alone(run: Run, corpus: Corpus, workdir: Path, *, progress: bool) -> dict:
     """The same, in a workdir that no other process trains in."""
     say = print if jax.process_index() == 0 else lambda *_: None
 
     # Data, and what follows from its tokenizer.
-    corpus = open_corpus(run.data)
     tokenizer = corpus.tokenizer
     run = fit_vocabulary(run, corpus, say)
     rows = Rows(corpus, run.rows, run.length, run.across, run.seed)
