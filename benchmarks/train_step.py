@@ -169,7 +169,7 @@ def work(size: str, contender: str, *, steps: int, threads: int) -> dict:
     """One contender in this process: its times, in seconds, and its first loss."""
     # Before anything starts its threads: they inherit it, and XLA counts these cores.
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
-    keep_freed_memory()  # as `bert_jax train` does; torch gains by it too
+    keep_freed_memory()  # as `bert_jax train` does; for all contenders alike
     if contender == OURS:
         step, facts = our_step(size)
     else:

@@ -2,7 +2,7 @@
 
 XLA allocates the temporaries of a step anew each time. glibc maps blocks of that size
 from the kernel and unmaps them, so every step pays for hundreds of thousands of page
-faults. Told to keep what was freed, it does not. (benchmarks/train_step.py)
+faults. Told to keep what was freed, it does not.
 """
 
 import ctypes
