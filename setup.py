@@ -35,6 +35,8 @@ setup(
         "orbax-checkpoint~=0.12.8",
         "ml_collections~=1.1",
         "tokenizers~=0.23.0",
+        "sentencepiece~=0.2.2",
+        "etils[epath]>=1.14",
         "safetensors>=0.8",
         "matplotlib>=3.10",
         "tqdm>=4.67",
@@ -43,6 +45,9 @@ setup(
         "data": data,  # prepare and train: tf.data and TFDS
         "torch": torch,  # export and check against PyTorch
         "tpu": ["jax[tpu]~=0.10.2"],
+        "zh": ["jieba>=0.42"],  # prepare --words jieba
+        "beam": ["apache-beam~=2.77"],  # prepare --runner
+        "bench": ["datasets~=5.2"],  # benchmarks/prepare.py
         "test": [
             *data,
             *torch,
@@ -50,6 +55,8 @@ setup(
             "pytest-xdist>=3.8",
             "ruff~=0.17.4",
             "scipy>=1.17",
+            "jieba>=0.42",
+            "apache-beam~=2.77",
         ],
     },
 )

@@ -211,9 +211,9 @@ def run_worker(
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def run_size(size: str, *, rounds: int, run: Callable) -> dict:
-    """All contenders in turn, round after round; one that failed is not tried again."""
-    results = {name: [] for name in (OURS, *PEERS)}
+def run_size(size: str, *, rounds: int, peers: list[str], run: Callable) -> dict:
+    """Contenders in turn, round after round; one that failed is not tried again."""
+    results = {name: [] for name in (OURS, *peers)}
     errors = dict.fromkeys(results)
     for turn in range(1, rounds + 1):
         for name in results:
@@ -234,12 +234,12 @@ def run_size(size: str, *, rounds: int, run: Callable) -> dict:
         for name in results
     }
     speed = {name: entry.get("tokens_per_s") for name, entry in contenders.items()}
-    for name in PEERS:
+    for name in peers:
         if speed[OURS] and speed[name]:
             contenders[name]["ratio"] = speed[OURS] / speed[name]
     best = {}
     for form in FORMS:
-        able = [n for n in PEERS if n.endswith(form) and "ratio" in contenders[n]]
+        able = [n for n in peers if n.endswith(form) and "ratio" in contenders[n]]
         if able:
             peer = max(able, key=speed.get)
             best[form] = {"contender": peer, "ratio": contenders[peer]["ratio"]}
@@ -312,6 +312,13 @@ def parse() -> argparse.Namespace:
         default=["mini", "small", "base"],
         help="toy only checks that everything runs (default: mini small base)",
     )
+    parser.add_argument(
+        "--peers",
+        nargs="+",
+        choices=PEERS,
+        default=PEERS,
+        help="default: all; torch-compile takes minutes to compile base",
+    )
     count = functools.partial(parser.add_argument, type=int)
     count("--rounds", default=5, help="turns of each contender (default: 5)")
     count("--steps", default=10, help="timed steps in a turn (default: 10)")
@@ -363,7 +370,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as cache:
         run = functools.partial(run_worker, cache=Path(cache), **counts)
         for size in args.sizes:
-            result = run_size(size, rounds=args.rounds, run=run)
+            result = run_size(size, rounds=args.rounds, peers=args.peers, run=run)
             report["sizes"][size] = result
             print(table(size, result), flush=True)
             failed |= any(entry["error"] for entry in result["contenders"].values())

@@ -12,7 +12,12 @@ from bert_jax.errors import InputError
 COMMANDS = {
     "tokenizer": (
         "train a vocabulary",
-        "bert_jax tokenizer --kind wordpiece --vocab_size 8000 --out tok 'books/*.txt'",
+        "bert_jax tokenizer --kind wordpiece --vocab_size 8000 --out tok 'books/*.txt'"
+        "\n  bert_jax tokenizer --kind bpe --style roberta --vocab_size 50265 \\\n"
+        "      --out tok 'books/*.txt'"
+        "\n  bert_jax tokenizer --kind unigram --style t5 --vocab_size 32100 \\\n"
+        "      --out tok 'books/*.txt'"
+        "\n  bert_jax tokenizer --kind chars --out tok chinese.txt",
     ),
     "prepare": (
         "tokenise text into a corpus on disk",
@@ -50,8 +55,11 @@ MORE = {
 Any field of the config is set by --config.FIELD=VALUE:
   data        corpus made by `bert_jax prepare`           (needed)
   steps, batch, length, seed
-  rows        pair | full | doc: how text is laid out     (full: no next sentence)
+  rows        how text is laid out: full | doc | stream | sentences, in two parts
+              pair | order | sentence-pair | electra   (full: no next sentence)
   across      attend | block: attention across documents in full rows
+  direction   forward | both: half of the batch of a stream goes backwards
+  alpha       inputs of the corpus are sampled by share ** alpha (languages: 0.7)
   init        model to go on from: workdir or Hugging Face directory
   dtype       auto | float32 | bfloat16
   optim.*     name (bert_adamw, adamw), lr, warmup, decay, beta1, beta2, eps, clip
@@ -74,11 +82,11 @@ def main(argv: list[str] | None = None) -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     arguments, rest = parser().parse_known_args(argv)
     try:
-        if rest and arguments.command != "train":
+        arguments.rest = rest
+        if rest and arguments.command not in ("train", "prepare"):
             raise InputError(f"unknown arguments {' '.join(rest)}; see --help")
-        if arguments.command == "train":
-            arguments.overrides = rest
-        use_compilation_cache()
+        if arguments.command not in ("tokenizer", "prepare", "presets"):
+            use_compilation_cache()
         arguments.run(arguments)
     except InputError as error:
         sys.exit(f"error: {error}")
@@ -89,6 +97,8 @@ def main(argv: list[str] | None = None) -> None:
             f"error: this command needs {error.name}: pip install 'bert_jax[data]'"
         )
     except KeyboardInterrupt:
+        if arguments.command == "prepare":
+            print("interrupted: the same command goes on from there", file=sys.stderr)
         sys.exit(130)
     except BrokenPipeError:  # `bert_jax presets | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -98,9 +108,9 @@ def use_compilation_cache() -> None:
     """What was compiled once is not compiled again, also by the next process."""
     import jax
 
-    folder = Path(os.environ.get("BERT_JAX_CACHE") or "~/.cache/bert_jax")
-    xla = folder.expanduser() / "xla"
-    jax.config.update("jax_compilation_cache_dir", str(xla))
+    from bert_jax.whole import cache_folder
+
+    jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "xla"))
 
 
 def parser() -> argparse.ArgumentParser:
@@ -124,25 +134,79 @@ def parser() -> argparse.ArgumentParser:
 
     tokenizer = add["tokenizer"]
     tokenizer.add_argument("inputs", nargs="+", metavar="INPUT", help=INPUT)
-    tokenizer.add_argument("--kind", choices=["wordpiece"], default="wordpiece")
-    tokenizer.add_argument("--vocab_size", type=int, default=30522)
-    tokenizer.add_argument("--out", required=True, help="folder to write")
     tokenizer.add_argument(
-        "--lowercase", choices=["yes", "no"], default="yes", help="default: yes"
+        "--kind",
+        choices=["wordpiece", "bpe", "unigram", "chars"],
+        default="wordpiece",
+        help="default: wordpiece",
     )
     tokenizer.add_argument(
-        "--strip_accents", choices=["yes", "no"], help="default: as --lowercase"
+        "--style",
+        choices=["roberta", "gpt2", "albert", "xlnet", "t5"],
+        help="special tokens and rules: roberta (default) or gpt2 for bpe, albert "
+        "(default), xlnet or t5 for unigram",
+    )
+    tokenizer.add_argument(
+        "--vocab_size", type=int, help="default: 30522; chars: all characters"
+    )
+    tokenizer.add_argument("--out", required=True, help="folder to write")
+    tokenizer.add_argument(
+        "--lowercase", choices=["yes", "no"], help="default: yes; xlnet, t5, bpe: no"
+    )
+    tokenizer.add_argument(
+        "--strip_accents",
+        choices=["yes", "no"],
+        help="default: as --lowercase; xlnet: yes",
+    )
+    tokenizer.add_argument(
+        "--alpha",
+        type=float,
+        default=1.0,
+        help="inputs (languages) count by share ** alpha; default: 1, as they are",
     )
 
     prepare = add["prepare"]
     prepare.add_argument("inputs", nargs="+", metavar="INPUT", help=INPUT)
-    prepare.add_argument("--tokenizer", required=True, help="folder of the tokenizer")
+    prepare.add_argument(
+        "--tokenizer", required=True, help="folder of the tokenizer, or its vocabulary"
+    )
     prepare.add_argument("--out", required=True, help="folder to write")
     prepare.add_argument(
         "--sentences",
         choices=["split", "line"],
         default="split",
         help="split lines into sentences by rule (default), or one sentence a line",
+    )
+    prepare.add_argument(
+        "--words",
+        choices=["pieces", "spaces", "tags", "jieba"],
+        default="pieces",
+        help="where words begin: as the tokenizer's pieces say (default); for Chinese "
+        "set apart by spaces, with tags (word/POS), or found by jieba",
+    )
+    prepare.add_argument(
+        "--duplicates",
+        choices=["keep", "exact", "near"],
+        default="keep",
+        help="documents to drop: none (default), with the same words, nearly the same",
+    )
+    prepare.add_argument(
+        "--shortest",
+        type=int,
+        default=0,
+        metavar="N",
+        help="drop documents of fewer than N characters",
+    )
+    prepare.add_argument(
+        "--workers",
+        type=int,
+        metavar="N",
+        help="processes; default: one a core; 0: no other",
+    )
+    prepare.add_argument(
+        "--runner",
+        help="prepare on Apache Beam: DirectRunner, DataflowRunner, FlinkRunner, "
+        "SparkRunner; what else the runner is to be told follows as --beam.NAME=VALUE",
     )
 
     train = add["train"]
@@ -157,7 +221,7 @@ def parser() -> argparse.ArgumentParser:
     evaluate = add["eval"]
     evaluate.add_argument("model", metavar="MODEL", help=MODEL)
     evaluate.add_argument("--data", required=True, help="prepared corpus")
-    evaluate.add_argument("--rows", choices=["full", "doc", "pair"])
+    evaluate.add_argument("--rows", help="default: those of the run, or full")
     evaluate.add_argument("--length", type=int, help="default: that of the run, or 128")
     evaluate.add_argument("--batch", type=int, default=32)
     evaluate.add_argument("--count", type=int, help="rows to score; default: all")
@@ -183,37 +247,73 @@ def parser() -> argparse.ArgumentParser:
 
 
 def run_tokenizer(arguments) -> None:
-    from bert_jax.data.text import documents
-    from bert_jax.data.tokenizers import train_wordpiece
+    from bert_jax.data import tokenizers
+    from bert_jax.data.text import sampled
     from bert_jax.whole import whole_folder
 
-    strip = arguments.strip_accents
+    kind, options = arguments.kind, {}
+    for name in ("lowercase", "strip_accents"):
+        if getattr(arguments, name) is not None:
+            options[name] = getattr(arguments, name) == "yes"
+    if arguments.style is not None:
+        options["style"] = arguments.style
+    refused = {"bpe": ["lowercase", "strip_accents"], "unigram": []}.get(
+        kind, ["style"]
+    )
+    wrong = [f"--{name}" for name in refused if name in options]
+    if wrong:
+        raise InputError(f"--kind {kind} has no {' and no '.join(wrong)}")
+    if kind != "chars" or arguments.vocab_size is not None:
+        size = arguments.vocab_size
+        options["vocab_size"] = 30522 if size is None else size
+    train = getattr(tokenizers, f"train_{kind}")
     with whole_folder(arguments.out) as scratch:
-        tokenizer = train_wordpiece(
-            (document.text for document in documents(arguments.inputs)),
-            vocab_size=arguments.vocab_size,
-            lowercase=arguments.lowercase == "yes",
-            strip_accents=None if strip is None else strip == "yes",
-        )
+        found = sampled(arguments.inputs, alpha=arguments.alpha)
+        tokenizer = train((document.text for document in found), **options)
         tokenizer.save(scratch)
     print(f"{tokenizer.size} pieces written to {arguments.out} (hash {tokenizer.hash})")
 
 
 def run_prepare(arguments) -> None:
-    from bert_jax.data.prepare import prepare
+    from bert_jax.data.prepare import Settings, prepare
     from bert_jax.data.tokenizers import load_tokenizer
 
-    corpus = prepare(
-        arguments.inputs,
-        tokenizer=load_tokenizer(arguments.tokenizer),
-        out=arguments.out,
-        sentences=arguments.sentences,
-    )
+    wrong = [word for word in arguments.rest if not word.startswith("--beam.")]
+    if wrong:
+        raise InputError(f"unknown arguments {' '.join(wrong)}; see --help")
+    if arguments.rest and not arguments.runner:
+        raise InputError(f"{arguments.rest[0]} is for Beam: it needs --runner")
+    what = {name: getattr(arguments, name) for name in Settings._fields}
+    tokenizer = load_tokenizer(arguments.tokenizer)
+    where = {"tokenizer": tokenizer, "out": arguments.out}
+    if arguments.runner:
+        from bert_jax.data.beam import prepare_with_beam
+
+        corpus = prepare_with_beam(
+            arguments.inputs,
+            settings=Settings(**what),
+            runner=arguments.runner,
+            options=[word.replace("--beam.", "--", 1) for word in arguments.rest],
+            **where,
+        )
+    else:
+        corpus = prepare(arguments.inputs, workers=arguments.workers, **what, **where)
     about = corpus.about
+    read = about["read"]
     print(
-        f"{arguments.out}: {about['documents']:,} documents, {about['sentences']:,} "
-        f"sentences, {about['pieces']:,} pieces ({about['unknown']:,} unknown)"
+        f"{arguments.out}: {about['documents']:,} documents of {read['documents']:,} "
+        f"({read['too_short']:,} too short, {read['duplicates']:,} duplicates), "
+        f"{about['sentences']:,} sentences, {about['pieces']:,} pieces "
+        f"({about['unknown']:,} unknown), "
+        f"{sum(about['files'].values()) / 1e6:,.1f} MB"
     )
+    share = about["unknown"] / about["pieces"]
+    if share > 0.02:
+        print(
+            f"warning: {share:.0%} of the pieces are unknown: is it the right "
+            "tokenizer?",
+            file=sys.stderr,
+        )
 
 
 def run_train(arguments) -> None:
@@ -221,7 +321,7 @@ def run_train(arguments) -> None:
     from bert_jax.train import train
 
     config = load_config(arguments.config)
-    override(config, read_overrides(arguments.overrides))
+    override(config, read_overrides(arguments.rest))
     result = train(resolve(config), arguments.workdir)
     if result["finished"]:
         print(f"next: bert_jax export {arguments.workdir} OUT")

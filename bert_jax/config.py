@@ -11,6 +11,8 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
+from bert_jax.data.order import DIRECTIONS
+from bert_jax.data.pairs import RULES
 from bert_jax.errors import InputError, unknown
 from bert_jax.models.arch import Arch
 from bert_jax.objectives import OBJECTIVES
@@ -40,8 +42,10 @@ class Run:
     optim: Optim
     eval: Eval
     data: str  # corpus made by `bert_jax prepare`
-    rows: str  # full | doc | pair
+    rows: str  # how text is laid out: a kind of data/plans.py
     across: str  # attend | block: whether attention crosses documents in full rows
+    direction: str  # forward | both: half of a stream's batch goes backwards
+    alpha: float  # inputs of the corpus are sampled by share ** alpha; 1 = as they are
     length: int  # tokens in a row
     batch: int  # rows in a step, over all devices
     steps: int
@@ -69,8 +73,21 @@ class Run:
                 problems.append(f"config.eval.{name} is negative")
         if not 0 <= self.seed < 2**32:
             problems.append(f"config.seed={self.seed} must be in 0..{2**32 - 1}")
-        if self.rows == "pair" and self.arch.types < 2:
-            problems.append("config.rows=pair needs config.arch.types of at least 2")
+        if self.direction not in DIRECTIONS:
+            problems.append(unknown("config.direction", self.direction, DIRECTIONS))
+        if self.direction == "both" and (self.rows != "stream" or self.batch % 2):
+            problems.append(
+                f"config.direction=both takes config.rows=stream and an even "
+                f"config.batch; got {self.rows} and {self.batch}"
+            )
+        if not 0 <= self.alpha <= 1:
+            problems.append(f"config.alpha={self.alpha} must be in 0..1")
+        if self.alpha != 1 and self.rows == "stream":
+            problems.append("config.alpha must be 1 for config.rows=stream")
+        if self.rows in RULES and self.arch.types < 2:
+            problems.append(
+                f"config.rows={self.rows} needs config.arch.types of at least 2"
+            )
         if self.length > self.arch.max_positions:
             problems.append(
                 f"config.length={self.length} is more than "

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from bert_jax.convert.hf import read_json
-from bert_jax.data.prepare import check_same_tokenizer, open_corpus
-from bert_jax.data.rows import Rows
+from bert_jax.data.corpus import check_same_tokenizer, open_corpus
+from bert_jax.data.rows import LABELLED, Rows
 from bert_jax.errors import InputError
 from bert_jax.evaluators.held_out import HeldOut
 from bert_jax.model_dir import load
@@ -46,9 +46,12 @@ def evaluate(
     if problems:
         raise InputError("\n".join(problems))
     mesh = make_mesh()
+    found = Rows(corpus, kind, length, trained.get("across", "attend"), seed=0)
+    total = len(found) if count is None else min(count, len(found))
+    batch = min(batch, -(-total // mesh.size) * mesh.size)  # no more than is needed
     own_rows(mesh, batch, field="batch")
     hyper = dict(trained.get("objective", {}))
-    if kind != "pair" or "nsp" not in model.heads:
+    if kind not in LABELLED or "nsp" not in model.heads:
         hyper["next_sentence"] = 0.0
     objective = MaskedLM(
         vocab_size=model.tokenizer.size,
@@ -57,7 +60,7 @@ def evaluate(
         **hyper,
     )
     held_out = HeldOut(
-        Rows(corpus, kind, length, trained.get("across", "attend"), seed=0),
+        found,
         model=Model(model.arch),
         objective=objective,
         mesh=mesh,

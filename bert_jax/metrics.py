@@ -104,12 +104,13 @@ class Writers:
         if not self.chief:
             return
         line = json.dumps({"step": step, "kind": kind, **values}) + "\n"
+        named = {f"{kind}/{name}": value for name, value in values.items()}
         try:
             self.file.write(line)
             self.file.flush()
+            self.events(step, named)
         except OSError as error:  # a full disk is no reason to lose the training
-            self.say(f"{self.path} could not be written: {error}")
-        self.events(step, {f"{kind}/{name}": value for name, value in values.items()})
+            self.say(f"the metrics of step {step} could not be written: {error}")
         if kind == "train":
             shown = {"loss": f"{values['loss']:.3f}"}
             shown["tok/s"] = f"{values['tokens_per_second']:,.0f}"
@@ -192,12 +193,15 @@ def tensorboard(directory: Path):
     writer = tf.summary.create_file_writer(str(directory))
 
     def write(step: int, values: dict) -> None:
-        with writer.as_default():
-            for name, value in values.items():
-                if isinstance(value, float):
-                    tensor = tf.constant(value, tf.float32)
-                    tf.summary.write(name, tensor, step=step, metadata=metadata)
-            writer.flush()
+        try:
+            with writer.as_default():
+                for name, value in values.items():
+                    if isinstance(value, float):
+                        tensor = tf.constant(value, tf.float32)
+                        tf.summary.write(name, tensor, step=step, metadata=metadata)
+                writer.flush()
+        except tf.errors.OpError as error:
+            raise OSError(f"{directory}: {error.message}") from error
 
     return write
 

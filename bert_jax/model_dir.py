@@ -68,7 +68,12 @@ class LoadedModel:
         that was not saved is left out. Positions are 0..S-1, also where padding is on
         the left; what stands at padding means nothing.
         """
-        ids = np.asarray(input_ids)
+        try:
+            ids = np.asarray(input_ids)
+        except ValueError:
+            raise InputError(
+                "input_ids: the rows differ in length; pad them and give attention_mask"
+            ) from None
         types = None if token_type_ids is None else np.asarray(token_type_ids)
         real = None if attention_mask is None else np.asarray(attention_mask) != 0
         self.check(ids, types, real)
@@ -141,7 +146,9 @@ def load(path: str | Path, *, step: int | None = None) -> LoadedModel:
             raise InputError(f"{path} is a Hugging Face directory: it has no steps")
         arch, params = hf.import_model(path)
         return LoadedModel(path, preset_of(arch, path.name), params, path)
-    what = "is neither a workdir nor a" if path.is_dir() else "does not exist: give a"
+    what = "does not exist: give a workdir or a"
+    if path.is_dir():
+        what = "is neither a workdir nor a"
     raise InputError(
         f"MODEL {path} {what} Hugging Face directory (looked for run.json of a "
         "workdir and config.json)"

@@ -10,7 +10,6 @@ was killed ends with the same parameters, bit for bit, as one that was not.
 import contextlib
 import dataclasses
 import json
-import signal
 from pathlib import Path
 
 import jax
@@ -20,12 +19,13 @@ from bert_jax import metrics
 from bert_jax.checkpoint import Checkpoints
 from bert_jax.config import Run, differences
 from bert_jax.convert.hf import read_json
+from bert_jax.data.corpus import Corpus, check_same_tokenizer, open_corpus
 from bert_jax.data.pipeline import checksum, train_batches
-from bert_jax.data.prepare import Corpus, check_same_tokenizer, open_corpus
-from bert_jax.data.rows import Rows
+from bert_jax.data.rows import LABELLED, Rows
 from bert_jax.errors import InputError, unknown
 from bert_jax.evaluators.held_out import HeldOut
 from bert_jax.host_memory import keep_freed_memory
+from bert_jax.interrupt import Interrupt
 from bert_jax.model_dir import load
 from bert_jax.models.model import Model, count_params, init_params
 from bert_jax.objectives import OBJECTIVES
@@ -54,8 +54,10 @@ def train_alone(run: Run, corpus: Corpus, workdir: Path, *, progress: bool) -> d
     # Data, and what follows from its tokenizer.
     tokenizer = corpus.tokenizer
     run = fit_vocabulary(run, corpus, say)
-    rows = Rows(corpus, run.rows, run.length, run.across, run.seed)
     objective = make_objective(run, tokenizer, say)
+    rows = Rows(corpus, run.rows, run.length, run.across, run.seed)
+    if run.alpha != 1 and not corpus.index["input"].any():
+        say(f"config.alpha={run.alpha} changes nothing: the corpus has one input")
 
     # The workdir belongs to one configuration.
     about = {"config": run.as_dict(), "heads": list(objective.heads)}
@@ -84,7 +86,13 @@ def train_alone(run: Run, corpus: Corpus, workdir: Path, *, progress: bool) -> d
     say(describe(run, corpus, rows, objective, mesh, start))
     train_step = jax.jit(make_train_step(model, objective, optimizer), donate_argnums=0)
     batches = train_batches(
-        rows, size=run.batch, start=start, stop=run.steps, part=part
+        rows,
+        size=run.batch,
+        start=start,
+        stop=run.steps,
+        part=part,
+        alpha=run.alpha,
+        direction=run.direction,
     )
     writers = metrics.Writers(workdir, start=start, steps=run.steps, progress=progress)
     with writers, Interrupt() as interrupt:
@@ -140,29 +148,6 @@ def first_state(run: Run, model: Model, objective, tokenizer, source, say):
     return state, optimizer
 
 
-class Interrupt:
-    """Ctrl-C and SIGTERM set a flag; the loop ends after the step it is in.
-
-    A second one ends the process at once, as it would without us.
-    """
-
-    def __enter__(self) -> "Interrupt":
-        self.signal = None
-        self.before = {
-            number: signal.signal(number, self.note)
-            for number in (signal.SIGINT, signal.SIGTERM)
-        }
-        return self
-
-    def note(self, number, _) -> None:
-        self.signal = number
-        signal.signal(number, self.before[number])
-
-    def __exit__(self, *_) -> None:
-        for number, handler in self.before.items():
-            signal.signal(number, handler)
-
-
 def compute_dtype(name: str) -> jnp.dtype:
     if name == "auto":
         name = "float32" if jax.default_backend() == "cpu" else "bfloat16"
@@ -195,7 +180,12 @@ def make_objective(run: Run, tokenizer, say):
     ]
     if problems:
         raise InputError("\n".join(problems))
-    if run.rows != "pair" and hyper["next_sentence"]:
+    if tokenizer.mask_id is None:
+        raise InputError(
+            f"the {tokenizer.kind} tokenizer of {run.data} has no token to hide others "
+            "behind ([MASK]), which the objective needs: prepare with another one"
+        )
+    if run.rows not in LABELLED and hyper["next_sentence"]:
         say(f"rows={run.rows} are no sentence pairs: next-sentence prediction is off")
         hyper["next_sentence"] = 0.0
     return kind(
@@ -251,9 +241,9 @@ def describe(run: Run, corpus: Corpus, rows: Rows, objective, mesh, start: int) 
     verb = f"resumed at step {start}" if start else "training"
     return (
         f"{verb}: {run.preset}, {count:,} parameters, {mesh.size} device(s), "
-        f"{corpus.about['pieces']:,} pieces in {rows.per_epoch:,} {run.rows} rows of "
-        f"{run.length}, {rows.real:.1%} real tokens, {rows.units.cut} sentences longer "
-        "than a row were cut"
+        f"{corpus.about['pieces']:,} pieces in {len(rows):,} {run.rows} rows of "
+        f"{run.length}, {rows.plan.real:.1%} real tokens, {rows.plan.about['cut']} "
+        "sentences longer than a row were cut"
     )
 
 

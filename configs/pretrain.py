@@ -15,6 +15,8 @@ def get_config(arg: str = "bert-base-uncased"):
 
     config.data = ""  # corpus made by `bert_jax prepare`
     config.across = "attend"  # or block: no attention across documents in full rows
+    config.direction = "forward"  # or both: half of a stream's batch goes backwards
+    config.alpha = 1.0  # inputs are sampled by share ** alpha (languages: 0.7, 0.3)
     config.length = 128
     config.batch = 256
     config.steps = 1_000_000

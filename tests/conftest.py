@@ -19,7 +19,7 @@ jax.config.update("jax_compilation_cache_dir", str(ROOT / ".pytest_cache/bert_ja
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def shared_data() -> Path:
     """The folder of real data; without it the test is skipped.
 
@@ -32,6 +32,37 @@ def shared_data() -> Path:
             pytest.fail(f"BERT_JAX_DATA={given} is not a folder")
         pytest.skip("real data: set BERT_JAX_DATA")
     return path
+
+
+@pytest.fixture
+def bucket(tmp_path, monkeypatch) -> Path:
+    """A folder that stands for all of gs://, for whatever goes through etils.epath."""
+    from etils.epath import backend, gpath
+
+    folder = tmp_path / "gs"
+    real = gpath._GPath._backend
+
+    class Folder(type(backend.os_backend)):
+        def __getattribute__(self, name):
+            found = super().__getattribute__(name)
+            if not callable(found) or name.startswith("_"):
+                return found
+
+            def call(*paths, **options):
+                here = [str(p).replace("gs://", f"{folder}/") for p in paths]
+                result = found(*here, **options)
+                if name == "glob":
+                    return [p.replace(f"{folder}/", "gs://") for p in result]
+                return result
+
+            return call
+
+    is_bucket = lambda path: str(path).startswith("gs://")  # noqa: E731
+    choose = lambda path: Folder() if is_bucket(path) else real.fget(path)  # noqa: E731
+    monkeypatch.setattr(gpath._GPath, "_backend", property(choose))
+    pick = lambda a, b: Folder() if is_bucket(a) or is_bucket(b) else real.fget(a)  # noqa: E731
+    monkeypatch.setattr(gpath, "_get_backend", pick)
+    return folder
 
 
 @pytest.fixture(scope="session")

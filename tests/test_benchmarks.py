@@ -1,4 +1,4 @@
-"""The benchmark runs, with every contender, and says what it should."""
+"""The benchmarks run and say what they should."""
 
 import json
 import math
@@ -19,8 +19,8 @@ PEERS = {
 }
 
 
-def run(*options, **environment):
-    command = [sys.executable, "-m", "benchmarks.train_step", *options]
+def run(*options, name="train_step", **environment):
+    command = [sys.executable, "-m", f"benchmarks.{name}", *map(str, options)]
     environment = {**os.environ, **environment}
     return subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True
@@ -80,3 +80,36 @@ def test_train_step_names_a_bad_option():
     assert done.returncode == 2
     assert "--steps 0 must be at least 1" in done.stderr
     assert "--threads 100000" in done.stderr
+
+
+@pytest.mark.slow
+def test_input(tiny_corpus, tmp_path):
+    out = tmp_path / "out.json"
+    options = ["--batch", 4, "--seconds", 0.2, "--json", out]
+    done = run(tiny_corpus.path, *options, name="input")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(out.read_text())
+    for case in ("full-512", "full-128", "doc-512", "pair-512", "pair-128"):
+        assert report[case]["tokens_per_s"] > 0
+        assert report[case]["first_batch_far_s"] > 0
+        assert 0 < report[case]["real"] <= 1
+    assert done.stdout.count("x ") >= 5
+
+
+@pytest.mark.slow
+def test_prepare(tiny_tokenizer, tmp_path):
+    from tests import tiny
+
+    tiny_tokenizer.save(tmp_path / "tok")
+    text = tiny.write_text(tmp_path / "text.txt", documents=300)
+    out = tmp_path / "out.json"
+    options = ["--vocab", tmp_path / "tok/vocab.txt", "--megabytes", 0.02]
+    options += ["--rounds", 1, "--json", out, "--peers", "tokenizer", "classic"]
+    done = run(text, *options, name="prepare")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(out.read_text())
+    assert list(report) == ["ours", "tokenizer", "classic"]
+    for found in report.values():
+        assert found["megabytes_per_s"] > 0
+        assert found["peak_megabytes"] > 1
+    assert report["classic"]["disk_share"] > report["ours"]["disk_share"] > 0

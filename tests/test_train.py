@@ -101,7 +101,7 @@ def test_a_run_that_saved_nothing_leaves_the_workdir_free(tiny_corpus, tmp_path)
 def test_a_workdir_in_use_is_refused(tiny_corpus, copy):
     with open(copy / ".lock", "a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(InputError, match="is being trained by another process"):
+        with pytest.raises(InputError, match="is in use by another process"):
             train(tiny.make_run(tiny_corpus), copy)
 
 

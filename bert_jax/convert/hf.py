@@ -79,13 +79,17 @@ def to_theirs(params: dict, arch: Arch) -> dict[str, np.ndarray]:
 
 def canonical(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Their tensors under today's names: with the `bert.` prefix, weight and bias."""
-    renamed = {}
-    for name, tensor in tensors.items():
-        name = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", name)
+    renamed, twice = {}, []
+    for given, tensor in tensors.items():
+        name = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", given)
         name = re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", name)
         if re.match(r"(embeddings|encoder|pooler)\.", name):
             name = f"bert.{name}"
+        if name in renamed:
+            twice.append(f"{given} is another name of {name}, which is there too")
         renamed[name] = tensor
+    if twice:
+        raise InputError("\n".join(twice))
     return renamed
 
 

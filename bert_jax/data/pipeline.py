@@ -1,59 +1,153 @@
 """tf.data feeds the step: the batch of step k is a pure function of (seed, k).
 
-The only state of the stream is the step number; resuming at step k reads nothing that
-came before it. Each process builds only its own part of the rows.
+The only state of the stream is the step number. Each process builds only its own rows
+of a batch and reads only their text; what was read for a slot is kept until the slot
+has gone through it, so nothing is read twice.
 """
 
 import zlib
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 
-from bert_jax.data.rows import Rows
+from bert_jax.data.order import DIRECTIONS, Order, Read
+from bert_jax.data.rows import Batch, Rows
+from bert_jax.errors import InputError, unknown
 
-Batch = dict[str, np.ndarray]
+READERS = 16  # reads under way at a time; in a bucket each takes tens of milliseconds
+
+
+class Stream:
+    """Batches by number, asked for in order; any other order only reads more.
+
+    With `both` the second half of the batch goes through the text of the first half
+    from its end to its beginning (XLNet's bi-directional data).
+    """
+
+    def __init__(self, rows: Rows, order: Order, part: slice, *, both: bool = False):
+        self.rows, self.order, self.both = rows, order, both
+        self.slots = range(order.batch * (2 if both else 1))[part]
+        self.pool = ThreadPoolExecutor(READERS)
+        self.under_way: dict[Read, tuple[Future, np.ndarray]] = {}
+
+    def batch(self, step: int) -> Batch:
+        size = self.order.batch
+        found = []
+        for slot in self.slots:
+            back, slot = divmod(slot, size)
+            sample, back = step * size + slot, bool(back)
+            read, place = self.order(sample, back=back)
+            found.append((read, place))
+            self.start(read)
+            if self.rows.corpus.remote:  # what the slot will need after this
+                left = place + 1 if back else read.last - read.first - place
+                self.start(self.order(sample + left * size, back=back)[0])
+        rows, pieces = [], []
+        for read, place in found:
+            text, order = self.under_way[read]
+            pieces.append(text.result())
+            rows.append(int(order[place]))
+            if place == (0 if read.back else len(order) - 1):
+                del self.under_way[read]
+        batch = self.rows.build(rows, pieces, len(rows))
+        self.rows.turn(batch, [n for n, (read, _) in enumerate(found) if read.back])
+        return batch
+
+    def start(self, read: Read) -> None:
+        if read not in self.under_way:
+            text = self.pool.submit(self.rows.read, read.first, read.last)
+            self.under_way[read] = text, self.order.rows_of(read)
 
 
 def train_batches(
-    rows: Rows, *, size: int, start: int, stop: int, part: slice
+    rows: Rows,
+    *,
+    size: int,
+    start: int,
+    stop: int,
+    part: slice,
+    alpha: float = 1.0,
+    direction: str = "forward",
 ) -> Iterator[Batch]:
-    """The batches of steps start..stop; of each the rows `part` out of `size`."""
+    """The batches of steps start..stop; of each the rows `part` out of `size`.
 
-    def build(step: np.int64) -> list[np.ndarray]:
-        numbers = range(int(step) * size, (int(step) + 1) * size)[part]
-        places = [rows.locate(number) for number in numbers]
-        return list(rows.build(places, len(places)).values())
-
-    return _stream(rows, build, start, stop)
+    `alpha` is how inputs of the corpus are sampled, see order.py. With direction="both"
+    half of a stream's slots go backwards.
+    """
+    if direction not in DIRECTIONS:
+        raise InputError(unknown("direction", direction, DIRECTIONS))
+    both = direction == "both"
+    if both and (rows.kind != "stream" or size % 2):
+        raise InputError(
+            f"direction=both takes rows=stream and an even batch; got "
+            f"rows={rows.kind} and batch={size}"
+        )
+    slots = size // 2 if both else size
+    if len(rows) < slots:
+        raise InputError(
+            f"{rows.corpus.path} makes {len(rows)} {rows.kind} rows of {rows.length}, "
+            f"fewer than one batch of {size}: use a smaller batch, shorter rows or "
+            "more text"
+        )
+    order = Order(
+        rows.plan.blocks,
+        slots,
+        rows.seed,
+        shuffled=rows.kind != "stream",
+        inputs=rows.plan.inputs,
+        alpha=alpha,
+    )
+    stream = Stream(rows, order, part, both=both)
+    return _through_tf_data(rows, stream.batch, start, stop)
 
 
 def eval_batches(rows: Rows, *, size: int, count: int | None = None) -> Iterator[Batch]:
-    """The rows of the first epoch in their order, or the first `count` of them.
+    """The rows of the plan in their order, or the first `count` of them.
 
     The last batch is filled up with rows of padding, whose row_id is -1.
     """
-    total = rows.per_epoch if count is None else min(count, rows.per_epoch)
+    total = len(rows) if count is None else min(count, len(rows))
 
-    def build(step: np.int64) -> list[np.ndarray]:
-        numbers = range(int(step) * size, min((int(step) + 1) * size, total))
-        return list(rows.build([(0, number) for number in numbers], size).values())
+    def batch(step: int) -> Batch:
+        first, last = step * size, min((step + 1) * size, total)
+        text = rows.read(first, last)
+        return rows.build(range(first, last), [text] * (last - first), size)
 
-    return _stream(rows, build, 0, -(-total // size))
+    return _through_tf_data(rows, batch, 0, -(-total // size))
 
 
-def _stream(rows: Rows, build, start: int, stop: int) -> Iterator[Batch]:
+def _through_tf_data(rows: Rows, batch, start: int, stop: int) -> Iterator[Batch]:
     import tensorflow as tf
 
     names = list(rows.empty(1))
-    types = [tf.int32] * len(names)
+    nothing = [np.zeros(0, np.int32)] * len(names)
+    errors = []
+    work = [batch]  # TensorFlow keeps `build` for good: its threads and text must go
+
+    def build(step: np.int64) -> list[np.ndarray]:
+        if errors or not work:  # nobody will take it
+            return nothing
+        try:
+            return list(work[0](int(step)).values())
+        except Exception as error:  # TensorFlow would wrap it in pages of its own
+            errors.append(error)
+            return nothing
+
     steps = tf.data.Dataset.range(start, stop)
     batches = steps.map(
-        lambda step: tf.numpy_function(build, [step], types),
-        num_parallel_calls=2,
+        lambda step: tf.numpy_function(build, [step], [tf.int32] * len(names)),
+        num_parallel_calls=1,
         deterministic=True,
     )
-    for arrays in batches.prefetch(4).as_numpy_iterator():
-        yield dict(zip(names, arrays, strict=True))
+    try:
+        for arrays in batches.prefetch(4).as_numpy_iterator():
+            if errors and not len(arrays[0]):
+                raise errors[0]
+            yield dict(zip(names, arrays, strict=True))
+    finally:
+        work.clear()
+        errors.clear()  # a traceback holds on to the stream
 
 
 def checksum(batch: Batch) -> str:

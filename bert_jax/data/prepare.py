@@ -1,174 +1,247 @@
-"""Raw text to a corpus on disk: tokenised, uncorrupted TFRecord shards and an index.
+"""Raw text to a corpus on disk (corpus.py): fast, streaming, and the same every time.
 
-A record is one document: its name, the ids of its pieces in the smallest integer type
-that fits, the length of each sentence, and one bit a piece that says whether it begins
-a word. The index says where in which shard the ids of a document lie, so that any
-stretch of text is read without reading what comes before it.
-
-    DIR/corpus.json   what it is: tokenizer hash, totals, where it came from
-    DIR/index.npz     per document: shard, byte offsets, pieces, sentences
-    DIR/tokenizer/    the tokenizer it was made with
-    DIR/shard-*.tfrecord
+One process reads, filters and cuts the text into batches of about a megabyte; workers
+split sentences and tokenise, each batch by itself; the first process writes them in
+order. So memory depends on the longest document and not on the corpus, and the bytes
+written depend on neither the number of workers nor how often it was interrupted: run
+again, it keeps the records that are whole and goes on after them.
 """
 
-import dataclasses
+import collections
+import contextlib
+import functools
 import hashlib
 import json
-from array import array
+import multiprocessing
+import os
+import shutil
+import signal
+import sys
+import threading
+import types
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cached_property
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
+from etils import epath
 from tqdm import tqdm
 
 from bert_jax.data import sentences
-from bert_jax.data.text import Document, byte_size, documents
+from bert_jax.data.corpus import FORMAT, Corpus, open_corpus, pack_counts, shard_name
+from bert_jax.data.duplicates import DUPLICATES, make_filter
+from bert_jax.data.records import (
+    Index,
+    framed_size,
+    open_shard,
+    serialise,
+    whole_records,
+)
+from bert_jax.data.segment import SEGMENTERS, UNITS
+from bert_jax.data.text import Document, Source, find_sources
 from bert_jax.data.tokenizers import Tokenizer, load_tokenizer
 from bert_jax.errors import InputError, unknown
-from bert_jax.whole import whole_folder
+from bert_jax.interrupt import Interrupt
+from bert_jax.whole import cache_folder, whole_folder, write_text
 
-FORMAT = 1
 SPLITS = {"line": str.splitlines, "split": sentences.split}
 SHARD_BYTES = 64 << 20
-BATCH_CHARACTERS = 1 << 20  # text handed to the tokenizer at a time
-RECORD_HEADER = 12  # length and its checksum, before a record's data
-RECORD_FOOTER = 4
+BATCH_CHARACTERS = 1 << 20  # text in a record
+SMALL = 2 << 20  # bytes of input that are not worth starting workers for
+SETTINGS = "settings.json"  # in the scratch folder: what is being prepared
 
 
-@dataclasses.dataclass(frozen=True)
-class Corpus:
-    """A prepared corpus. Text is addressed by piece, counted through all documents."""
+class Settings(NamedTuple):
+    """What decides the pieces, beside the text and the tokenizer."""
 
-    path: Path
-    about: dict  # corpus.json
-    index: dict[str, np.ndarray]
-
-    @cached_property
-    def tokenizer(self) -> Tokenizer:
-        tokenizer = load_tokenizer(self.path / "tokenizer")
-        if tokenizer.hash != self.about["tokenizer"]["hash"]:
-            raise InputError(
-                f"{self.path / 'tokenizer'} is not the tokenizer the corpus was made "
-                f"with (hash {tokenizer.hash}, corpus "
-                f"{self.about['tokenizer']['hash']}): prepare the corpus again"
-            )
-        return tokenizer
-
-    @cached_property
-    def document_starts(self) -> np.ndarray:
-        """Number of the first piece of each document, and the total at the end."""
-        return np.concatenate([[0], np.cumsum(self.index["pieces"], dtype=np.int64)])
-
-    @cached_property
-    def frequent_id(self) -> int:
-        """The most frequent piece that can be predicted: not a special one."""
-        counts = self.index["counts"].copy()
-        counts[list(self.tokenizer.special_ids)] = 0
-        return int(counts.argmax())
-
-    @cached_property
-    def _shards(self) -> list[np.memmap]:
-        names = [shard_name(n) for n in range(self.about["shards"])]
-        return [np.memmap(self.path / name, np.uint8, "r") for name in names]
-
-    def read(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-        """Pieces start..stop of one document, and which of them begin a word."""
-        document = int(np.searchsorted(self.document_starts, start, side="right")) - 1
-        skip = start - int(self.document_starts[document])
-        count = stop - start
-        shard = self._shards[self.index["shard"][document]]
-        dtype = np.dtype(self.about["dtype"])
-        at = int(self.index["ids_at"][document]) + skip * dtype.itemsize
-        ids = np.frombuffer(shard[at : at + count * dtype.itemsize], dtype)
-        at = int(self.index["starts_at"][document]) + skip // 8
-        bits = np.unpackbits(shard[at : at + (skip % 8 + count + 7) // 8])
-        return ids, bits[skip % 8 : skip % 8 + count].astype(bool)
-
-
-def shard_name(number: int) -> str:
-    return f"shard-{number:05d}.tfrecord"
-
-
-def open_corpus(path: str | Path) -> Corpus:
-    """A corpus written by `prepare`, checked for completeness."""
-    path = Path(path)
-    if not (path / "corpus.json").is_file():
-        what = "is not a prepared corpus" if path.exists() else "does not exist"
-        raise InputError(
-            f"data {path} {what}; make one with "
-            f"`bert_jax prepare --tokenizer DIR --out {path} INPUT...`"
-        )
-    try:
-        about = json.loads((path / "corpus.json").read_text())
-        found = about.get("format")
-    except (ValueError, AttributeError) as error:
-        raise InputError(f"{path} is damaged ({error}): prepare it again") from None
-    if found != FORMAT:
-        raise InputError(
-            f"{path} has format {found}, this version reads {FORMAT}: prepare it again"
-        )
-    for name, size in about["files"].items():
-        file = path / name
-        if not file.is_file() or file.stat().st_size != size:
-            raise InputError(
-                f"{file} is missing or not {size} bytes long: prepare the corpus again"
-            )
-    try:
-        with np.load(path / "index.npz", allow_pickle=False) as arrays:
-            index = dict(arrays)
-    except Exception as error:  # numpy raises many types for a damaged file
-        raise InputError(f"{path} is damaged ({error}): prepare it again") from None
-    return Corpus(path, about, index)
-
-
-def check_same_tokenizer(corpus: Corpus, digest: str, what: str) -> None:
-    """Raises where the corpus was not made with the tokenizer that `what` has."""
-    if corpus.about["tokenizer"]["hash"] != digest:
-        raise InputError(
-            f"{corpus.path} was prepared with another tokenizer than {what} (hash "
-            f"{corpus.about['tokenizer']['hash']}, there {digest}): prepare it with "
-            "the same one"
-        )
+    sentences: str = "split"  # line | split
+    words: str = "pieces"  # pieces | spaces | tags | jieba: where words begin
+    duplicates: str = "keep"  # keep | exact | near: documents to drop
+    shortest: int = 0  # characters; shorter documents are dropped
 
 
 def prepare(
     inputs: Sequence[str],
     *,
     tokenizer: Tokenizer,
-    out: str | Path,
+    out: str | os.PathLike,
     sentences: str = "split",
+    words: str = "pieces",
+    duplicates: str = "keep",
+    shortest: int = 0,
+    workers: int | None = None,
     progress: bool = True,
 ) -> Corpus:
-    """Writes the corpus of all documents of `inputs`, whole or not at all."""
-    out = Path(out)
-    if sentences not in SPLITS:
-        raise InputError(unknown("sentences", sentences, SPLITS))
-    with whole_folder(out) as scratch:
-        found = documents(inputs)
-        bar = tqdm(
-            total=byte_size(inputs) if plain_files(inputs) else None,
-            desc="prepare",
-            unit="B",
-            unit_scale=True,
-            disable=not progress,
-        )
-        with bar:
-            writer = Writer(scratch, tokenizer)
-            for batch in in_batches(found):
-                writer.add(batch, SPLITS[sentences])
-                bar.update(sum(len(document.text.encode()) for document in batch))
-        writer.finish(inputs=list(inputs), split=sentences)
+    """Writes the corpus of all documents of `inputs`, whole or not at all.
+
+    `workers` is the number of processes that tokenise, by default one for each core;
+    0 does all the work in this one.
+    """
+    settings = Settings(sentences, words, duplicates, shortest)
+    check(settings)
+    if workers is not None and workers < 0:
+        raise InputError(f"workers={workers} is negative; 0 is no process but this one")
+    sources = find_sources(inputs)
+    if workers is None:
+        small = sum(source.size or SMALL for source in sources) < SMALL
+        workers = 0 if small else len(os.sched_getaffinity(0))
+    make = functools.partial(
+        write_corpus,
+        sources,
+        inputs=list(inputs),
+        tokenizer=tokenizer,
+        settings=settings,
+        workers=workers,
+        progress=progress,
+    )
+    if "://" not in str(out):
+        make(out=Path(out))
+    else:  # made here, then copied there
+        check_free(epath.Path(out))
+        known = f"{out} {identity(sources, tokenizer, settings)}"
+        name = hashlib.sha256(known.encode()).hexdigest()[:16]
+        local = cache_folder() / "prepare" / name
+        if not local.exists():
+            make(out=local)
+        upload(local, epath.Path(out))
+        shutil.rmtree(local)
     return open_corpus(out)
 
 
-def plain_files(inputs: Sequence[str]) -> bool:
-    """Whether bytes read can be compared with the bytes of text: not if compressed."""
-    return not any(name.endswith((".gz", ".xz")) for name in inputs)
+def write_corpus(
+    sources: list[Source],
+    *,
+    inputs: list[str],
+    tokenizer: Tokenizer,
+    settings: Settings,
+    out: Path,
+    workers: int,
+    progress: bool,
+) -> None:
+    known = identity(sources, tokenizer, settings)
+    with whole_folder(out, same=functools.partial(is_same, known=known)) as scratch:
+        write_text(scratch / SETTINGS, known)
+        tokenizer.save(scratch / "tokenizer")
+        writer = Writer(scratch, tokenizer, UNITS[settings.words])
+        reader = Reader(sources, settings)
+        kept = len(writer.index)
+        batches = (batch for n, batch in enumerate(reader.batches()) if n >= kept)
+        with progress_bar(sources, progress) as show, Interrupt() as interrupt:
+            work = Work(str(scratch / "tokenizer"), settings)
+            for columns in in_order(work, batches, workers, tokenizer):
+                writer.append(serialise(columns))
+                show(reader)
+                if interrupt.signal:
+                    raise KeyboardInterrupt
+        writer.close()
+        if reader.counts["documents"] == reader.counts["too_short"]:
+            raise InputError(
+                f"all {reader.counts['documents']} documents are shorter than "
+                f"shortest={settings.shortest} characters"
+            )
+        about = {"settings": {"inputs": inputs, **settings._asdict()}}
+        writer.index.write(scratch, tokenizer, **about, read=reader.counts)
+        (scratch / SETTINGS).unlink()
+
+
+def check_free(out: epath.Path) -> None:
+    if (out / "corpus.json").exists():
+        raise InputError(f"{out} exists already: choose another name or remove it")
+
+
+def upload(local: Path, out: epath.Path) -> None:
+    """To a bucket; corpus.json last, without which there is no corpus."""
+    files = [path for path in local.rglob("*") if path.is_file()]
+    for path in sorted(files, key=lambda path: path.name == "corpus.json"):
+        target = out / path.relative_to(local)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        epath.Path(path).copy(target, overwrite=True)
+
+
+def check(settings: Settings) -> None:
+    choices = {"sentences": SPLITS, "words": SEGMENTERS, "duplicates": DUPLICATES}
+    problems = [
+        unknown(name, getattr(settings, name), valid)
+        for name, valid in choices.items()
+        if getattr(settings, name) not in valid
+    ]
+    if settings.shortest < 0:
+        problems.append(f"shortest={settings.shortest} is negative")
+    if problems:
+        raise InputError("\n".join(problems))
+
+
+def identity(sources: list[Source], tokenizer: Tokenizer, settings: Settings) -> str:
+    """What must be the same for an interrupted preparation to be gone on with."""
+    about = {
+        "format": FORMAT,
+        "tokenizer": tokenizer.hash,
+        "sources": [[source.name, source.size, source.changed] for source in sources],
+        **settings._asdict(),
+    }
+    return json.dumps(about, indent=1)
+
+
+def is_same(scratch: Path, known: str) -> bool:
+    path = scratch / SETTINGS
+    return path.is_file() and path.read_text() == known
+
+
+# --- reading -------------------------------------------------------------------------
+
+
+class Batch(NamedTuple):
+    """The documents of a record, and the number of the input they are from."""
+
+    number: int
+    documents: list[Document]
+
+
+class Reader:
+    """Documents that pass the filters, in batches, and counts of those that do not."""
+
+    def __init__(self, sources: list[Source], settings: Settings):
+        self.sources, self.settings = sources, settings
+        self.counts = {"documents": 0, "too_short": 0, "duplicates": 0}
+        self.characters = 0
+
+    def batches(self) -> Iterator["Batch"]:
+        """Never across groups of sources, which others may read elsewhere."""
+        is_duplicate = make_filter(self.settings.duplicates)
+        for group in in_groups(self.sources):
+            for found in in_batches(self.kept(group, is_duplicate)):
+                yield Batch(group[0].number, found)
+
+    def kept(self, group: list[Source], is_duplicate) -> Iterator[Document]:
+        for source in group:
+            for document in source.read():
+                self.counts["documents"] += 1
+                self.characters += len(document.text)
+                if len(document.text) < self.settings.shortest:
+                    self.counts["too_short"] += 1
+                elif is_duplicate(document.text):
+                    self.counts["duplicates"] += 1
+                else:
+                    yield document
+
+
+def in_groups(sources: Iterable[Source]) -> Iterator[list[Source]]:
+    """Small files of one input together, so that records are not needlessly small."""
+    group, size = [], 0
+    for source in sources:
+        if group and (size >= BATCH_CHARACTERS or source.number != group[0].number):
+            yield group
+            group, size = [], 0
+        group.append(source)
+        size += source.size or BATCH_CHARACTERS
+    if group:
+        yield group
 
 
 def in_batches(found: Iterable[Document]) -> Iterator[list[Document]]:
-    """Documents together until they make a good mouthful for the tokenizer."""
+    """Documents together until they make a record."""
     batch, characters = [], 0
     for document in found:
         batch.append(document)
@@ -180,111 +253,199 @@ def in_batches(found: Iterable[Document]) -> Iterator[list[Document]]:
         yield batch
 
 
-class Writer:
-    """Writes shards one document at a time and keeps the index."""
+@contextlib.contextmanager
+def progress_bar(sources: list[Source], shown: bool):
+    """A function that shows how far a reader is: of the bytes on disk."""
+    sizes = [source.size for source in sources]
+    total = None if None in sizes else sum(sizes)
+    with tqdm(
+        total=total, desc="prepare", unit="B", unit_scale=True, disable=not shown
+    ) as bar:
 
-    def __init__(self, directory: Path, tokenizer: Tokenizer):
-        self.directory, self.tokenizer = directory, tokenizer
-        self.dtype = np.dtype("<u2" if tokenizer.size <= 1 << 16 else "<u4")
-        self.columns = {
-            "shard": array("i"),
-            "ids_at": array("q"),
-            "starts_at": array("q"),
-            "pieces": array("q"),
-            "sentences": array("q"),
-        }
-        self.lengths = array("q")
-        self.counts = np.zeros(tokenizer.size, np.int64)
-        self.shards, self.offset, self.records = 0, 0, None
-        self.content = hashlib.sha256()
-
-    def add(self, batch: list[Document], split) -> None:
-        texts = [split(document.text) for document in batch]
-        flat = self.tokenizer.encode_batch([text for group in texts for text in group])
-        at = 0
-        for document, group in zip(batch, texts, strict=True):
-            encoded = [ids for ids in flat[at : at + len(group)] if ids]
-            at += len(group)
-            if encoded:
-                self.write(document.name, encoded)
-
-    def write(self, name: str, encoded: list[list[int]]) -> None:
-        from tensorflow import train as pb
-
-        ids = np.concatenate([np.asarray(part, self.dtype) for part in encoded])
-        lengths = np.asarray([len(part) for part in encoded], "<u4")
-        ids_bytes = ids.tobytes()
-        starts_bytes = np.packbits(self.tokenizer.starts[ids]).tobytes()
-        columns = {
-            "name": name.encode(),
-            "ids": ids_bytes,
-            "sentences": lengths.tobytes(),
-            "starts": starts_bytes,
-        }
-        example = pb.Example(
-            features=pb.Features(
-                feature={
-                    column: pb.Feature(bytes_list=pb.BytesList(value=[value]))
-                    for column, value in columns.items()
-                }
+        def show(reader: Reader) -> None:
+            seconds = bar.format_dict["elapsed"] or 1e-9
+            bar.set_postfix_str(
+                f"{reader.characters / 1e6 / seconds:.1f} MB/s", refresh=False
             )
+            bar.update(sum(source.consumed for source in sources) - bar.n)
+
+        yield show
+
+
+# --- tokenising ----------------------------------------------------------------------
+
+
+class Work(NamedTuple):
+    """What a worker process is told."""
+
+    tokenizer: str
+    settings: Settings
+
+
+def in_order(work: Work, batches: Iterator, workers: int, tokenizer: Tokenizer):
+    """The columns of each batch, in order, with a few under way."""
+    if not workers:
+        for batch in batches:
+            yield columns_of(batch, tokenizer, work.settings)
+        return
+    pending = collections.deque()
+    # Spawned, because forking a process with threads (TensorFlow's) may hang.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, context, start_worker, [work]) as pool:
+        for number, batch in enumerate(batches):
+            with spawning() if number < workers else contextlib.nullcontext():
+                pending.append(pool.submit(do_work, batch))
+            if len(pending) > workers + 2:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+
+
+@contextlib.contextmanager
+def spawning() -> Iterator[None]:
+    """What a process that is started meanwhile inherits.
+
+    It would import the caller's script, which may do anything: it finds none. It
+    leaves Ctrl-C to the first process.
+    """
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    first = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN) if first else None
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+        if first:
+            signal.signal(signal.SIGINT, before)
+
+
+def start_worker(work: Work) -> None:
+    global _tokenizer, _settings
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one core for each worker
+    _tokenizer, _settings = load_tokenizer(work.tokenizer), work.settings
+
+
+def do_work(batch: Batch) -> dict[str, bytes]:
+    return columns_of(batch, _tokenizer, _settings)
+
+
+def columns_of(
+    batch: Batch, tokenizer: Tokenizer, settings: Settings
+) -> dict[str, bytes]:
+    """The columns of one record; what gives no pieces is left out."""
+    split, segment = SPLITS[settings.sentences], SEGMENTERS[settings.words]
+    texts, borders = [], []  # of each sentence: its text, {unit: where units begin}
+    counts = []  # sentences of each document
+    documents = batch.documents
+    for document in documents:
+        text, units = segment(document.text) if segment else (document.text, {})
+        parts = split(text)
+        units = {name: np.asarray(places) for name, places in units.items()}
+        at = 0
+        for number, part in enumerate(parts):
+            before = tokenizer.joint if number else ""
+            texts.append(before + part)
+            if units:
+                at = text.index(part, at)
+                borders.append(
+                    {
+                        name: places[slice(*places.searchsorted([at, at + len(part)]))]
+                        - (at - len(before))
+                        for name, places in units.items()
+                    }
+                )
+                at += len(part)
+        counts.append(len(parts))
+    if settings.words == "pieces":
+        encoded, bits = tokenizer.encode_fast(texts), {}
+    else:
+        encoded, bits = encode_with_units(
+            texts, borders, tokenizer, UNITS[settings.words]
         )
-        data = example.SerializeToString(deterministic=True)
-        self.open_shard()
-        begin = self.offset + RECORD_HEADER
-        row = {
-            "shard": self.shards - 1,
-            # Wherever these bytes are found first, they are the bytes to read.
-            "ids_at": begin + data.find(ids_bytes),
-            "starts_at": begin + data.find(starts_bytes),
-            "pieces": len(ids),
-            "sentences": len(lengths),
-        }
-        for column, value in row.items():
-            self.columns[column].append(value)
-        self.lengths.extend(lengths.tolist())
-        self.counts += np.bincount(ids, minlength=self.tokenizer.size)
-        self.content.update(ids_bytes + lengths.tobytes())
-        self.records.write(data)
-        self.offset = begin + len(data) + RECORD_FOOTER
+    lengths = np.array([len(ids) for ids in encoded], np.int64)
+    owner = np.repeat(np.arange(len(documents)), counts)[lengths > 0]
+    kept = np.bincount(owner, minlength=len(documents))
+    names = [documents[n].name.replace("\n", " ") for n in np.flatnonzero(kept)]
+    ids = np.concatenate([np.empty(0, tokenizer.dtype), *encoded])
+    return {
+        "ids": ids.tobytes(),
+        "sentences": pack_counts(lengths[lengths > 0]),
+        "documents": pack_counts(kept[kept > 0]),
+        "names": zlib.compress("\n".join(names).encode()),
+        "input": b"%d" % batch.number,
+        **{
+            f"starts/{unit}": np.packbits(found).tobytes()
+            for unit, found in bits.items()
+        },
+    }
 
-    def open_shard(self) -> None:
-        """A shard to write to: a new one where the last is full."""
-        if self.records is None or self.offset >= SHARD_BYTES:
-            import tensorflow as tf
 
-            if self.records is not None:
-                self.records.close()
-            path = self.directory / shard_name(self.shards)
-            self.records = tf.io.TFRecordWriter(str(path))
+def encode_with_units(
+    texts: list[str], borders: list[dict], tokenizer: Tokenizer, units: Sequence[str]
+) -> tuple[list, dict[str, np.ndarray]]:
+    """Ids of each text, and for each unit whether a piece is the first in its unit."""
+    encoded, starts = [], {unit: [np.empty(0, bool)] for unit in units}
+    found = tokenizer.encode_offsets_batch(texts)
+    for (ids, offsets), where in zip(found, borders, strict=True):
+        encoded.append(np.asarray(ids, tokenizer.dtype))
+        places = np.asarray(offsets, np.int64).reshape(-1, 2)[:, 0]
+        for unit in units:
+            number = np.searchsorted(np.asarray(where[unit]), places, side="right")
+            starts[unit].append(np.diff(number, prepend=-1) != 0)
+    return encoded, {unit: np.concatenate(parts) for unit, parts in starts.items()}
+
+
+# --- writing -------------------------------------------------------------------------
+
+
+class Writer:
+    """Writes records into shards, in order. Goes on after what is there."""
+
+    def __init__(self, folder: Path, tokenizer: Tokenizer, units: Sequence[str]):
+        self.folder = folder
+        self.index = Index(tokenizer.dtype, tokenizer.size, tuple(units))
+        self.shards, self.offset, self.file = 0, 0, None
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Keeps whole records of an interrupted run; its last shard is copied."""
+        last = next(self.folder.glob("last-*"), None)
+        if last:  # interrupted while it was copied
+            (self.folder / last.name.replace("last", "shard")).unlink(missing_ok=True)
+        shards = sorted(self.folder.glob("shard-*"))
+        if shards and not last:
+            path = shards.pop()
+            last = path.rename(path.with_name(path.name.replace("shard", "last")))
+        for path in shards:
             self.shards, self.offset = self.shards + 1, 0
+            for data in whole_records(path):
+                self.enter(data)
+            if self.offset != path.stat().st_size:
+                raise InputError(
+                    f"{path}, left by an interrupted run, is damaged: remove "
+                    f"{self.folder} and start again"
+                )
+        if last:
+            for data in whole_records(last):
+                self.append(data)
+            last.unlink()
 
-    def finish(self, **about) -> None:
-        if self.records is None:
-            raise InputError("the input holds no text the tokenizer makes pieces of")
-        self.records.close()
-        lengths = np.asarray(self.lengths)
-        fits = "<u2" if lengths.max() < 1 << 16 else "<u4"
-        np.savez(
-            self.directory / "index.npz",
-            lengths=lengths.astype(fits),
-            counts=self.counts,
-            **{name: np.asarray(values) for name, values in self.columns.items()},
-        )
-        self.tokenizer.save(self.directory / "tokenizer")
-        names = [shard_name(n) for n in range(self.shards)] + ["index.npz"]
-        about = {
-            "format": FORMAT,
-            "tokenizer": {"hash": self.tokenizer.hash, "size": self.tokenizer.size},
-            "content": self.content.hexdigest()[:16],
-            "documents": len(self.columns["pieces"]),
-            "sentences": len(lengths),
-            "pieces": int(lengths.sum()),
-            "unknown": int(self.counts[self.tokenizer.unk_id]),
-            "dtype": self.dtype.str,
-            "shards": self.shards,
-            "files": {n: (self.directory / n).stat().st_size for n in names},
-            **about,
-        }
-        text = json.dumps(about, indent=2) + "\n"
-        (self.directory / "corpus.json").write_text(text)
+    def append(self, data: bytes) -> None:
+        """One record, which may hold no document: its number is that of its batch."""
+        if self.file is None or self.offset >= SHARD_BYTES:
+            self.close()
+            self.shards, self.offset = self.shards + 1, 0
+            self.file = open_shard(self.folder / shard_name(self.shards - 1))
+        self.file.write(data)
+        self.file.flush()
+        self.enter(data)
+
+    def enter(self, data: bytes) -> None:
+        """A record that lies at the end of the last shard."""
+        self.index.enter(data, shard=self.shards - 1, offset=self.offset)
+        self.offset += framed_size(data)
+
+    def close(self) -> None:
+        if self.file is not None:
+            self.file.close()

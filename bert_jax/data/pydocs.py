@@ -22,7 +22,6 @@ import os
 import re
 import sysconfig
 import warnings
-import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -30,14 +29,15 @@ from pathlib import Path
 import numpy as np
 import tensorflow_datasets as tfds
 
+from bert_jax.data.duplicates import shingles, words_of
 from bert_jax.data.text import Document
 from bert_jax.errors import InputError, unknown
+from bert_jax.whole import cache_folder
 
 PACKAGES = ("numpy", "jax", "flax", "optax", "tensorflow")
 SPLITS = ("train", "valid")
 VALID_SHARE = 0.05
 SHORTEST = 200  # characters; below are namespace modules with one line
-SHINGLE = 13  # words
 # Documents which share this part of the smaller one's shingles stay on one side. It
 # implies the usual rule: a Jaccard index over 0.5 means that more than half is shared.
 SHARED = 0.1
@@ -181,7 +181,7 @@ def sides(documents: Sequence[Document]) -> list[str]:
     The side is drawn by a hash of the smallest name in the cluster, so that it changes
     as little as possible from one version of a package to the next.
     """
-    clusters = _clusters([_shingles(document.text) for document in documents])
+    clusters = _clusters([shingles(words_of(document.text)) for document in documents])
     smallest: dict[int, str] = {}
     for document, cluster in zip(documents, clusters, strict=True):
         smallest[cluster] = min(document.name, smallest.get(cluster, document.name))
@@ -191,17 +191,6 @@ def sides(documents: Sequence[Document]) -> list[str]:
 def _draw(name: str) -> float:
     """A number in [0, 1) which depends on the name alone."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") / 2**64
-
-
-def _shingles(text: str) -> np.ndarray:
-    """The set of hashed runs of 13 words, sorted."""
-    words = re.findall(r"\w+", text.lower())
-    words += [""] * (SHINGLE - len(words))
-    codes = np.array([zlib.crc32(word.encode()) for word in words], np.uint64)
-    # A polynomial modulo 2**64, with an arbitrary odd base.
-    powers = np.cumprod(np.full(SHINGLE, 0x9E3779B97F4A7C15, np.uint64))
-    runs = np.lib.stride_tricks.sliding_window_view(codes, SHINGLE)
-    return np.unique((runs * powers).sum(axis=1))
 
 
 def _clusters(shingles: Sequence[np.ndarray]) -> list[int]:
@@ -283,10 +272,7 @@ def load(
     if split not in SPLITS:
         raise InputError(unknown("split of pydocs", split, SPLITS))
     roots = installed() if roots is None else roots
-    folder = Path(
-        cache or os.environ.get("BERT_JAX_CACHE") or "~/.cache/bert_jax"
-    ).expanduser()
-    folder = folder / "pydocs" / fingerprint(roots)
+    folder = Path(cache or cache_folder()) / "pydocs" / fingerprint(roots)
     builder = Pydocs(roots=roots, data_dir=str(folder))
     if not builder.data_path.exists():
         _build(builder)

@@ -1,20 +1,26 @@
 """Documents from what a person names on the command line.
 
 An INPUT is a text file or a glob (.txt: a blank line between documents; .jsonl: an
-object with `text` a line; both also as .gz or .xz), `tfds:NAME[/CONFIG][:SPLIT]`, or
-the built-in `pydocs[:SPLIT]`. All inputs are checked before the first is opened, and
-then read as a stream, so that memory depends on the longest document only.
+object with `text` a line; both also as .gz or .xz, here or in a bucket, gs://...),
+`tfds:NAME[/CONFIG][:SPLIT]`, or the built-in `pydocs[:SPLIT]`. All inputs are checked
+before the first is opened, and then read as a stream, so that memory depends on the
+longest document only.
 """
 
+import contextlib
+import dataclasses
 import glob
 import gzip
 import json
 import lzma
 import os
+import queue
+import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import BinaryIO, NamedTuple
+
+from etils import epath
 
 from bert_jax.errors import InputError, unknown
 
@@ -22,6 +28,7 @@ EXTENSIONS = tuple(f"{e}{z}" for e in (".txt", ".jsonl") for z in ("", ".gz", ".
 # A .txt file without a single blank line must not end up in memory as a whole: from
 # this many characters on, a document is handed out in parts.
 LONGEST = 1 << 24
+LONGEST_LINE = 1 << 28  # bytes; one JSON object, or one paragraph
 
 
 class Document(NamedTuple):
@@ -31,40 +38,36 @@ class Document(NamedTuple):
     text: str
 
 
-Reader = Callable[[], Iterator[Document]]
+@dataclasses.dataclass
+class Source:
+    """One file, or one split of a dataset."""
+
+    name: str
+    size: int | None  # bytes on disk; None if it is no file
+    changed: float | None  # when the file was written
+    start: "Callable[[Source], Iterator[Document]]"
+    number: int = 0  # of the input it belongs to
+    consumed: int = 0  # bytes read so far
+
+    def read(self) -> Iterator[Document]:
+        return self.start(self)
 
 
-def documents(inputs: Sequence[str]) -> Iterator[Document]:
-    """All documents of all inputs, in the order given (a glob in sorted order).
+def find_sources(inputs: Sequence[str]) -> list[Source]:
+    """The sources of all inputs, in the order given (a glob in sorted order).
 
-    Raises `InputError` at once for every input that is not there or not understood, and
-    while reading for the first broken line, naming the file and the line.
+    Raises `InputError` for all inputs that are not there or not understood.
     """
-    readers = _resolve(inputs, _reader)
-    return (document for read in readers for document in read())
-
-
-def byte_size(inputs: Sequence[str]) -> int | None:
-    """Bytes of the inputs on disk, for a progress bar; None if not all are files."""
-    if any(_is_dataset(name) for name in inputs):
-        return None
-    return sum(path.stat().st_size for path in _resolve(inputs, _files))
-
-
-def _is_dataset(name: str) -> bool:
-    return name.split(":")[0] in ("tfds", "pydocs")
-
-
-def _resolve(inputs: Sequence[str], find: Callable[[str], list]) -> list:
-    """`find` of every input, in one list; all that fail are reported together."""
     if isinstance(inputs, str):
         raise TypeError(f"inputs is a sequence of strings, got {inputs!r}")
     found, problems = [], []
-    for name in inputs:
+    for number, name in enumerate(inputs):
         try:
-            found += find(name)
+            sources = _sources(name)
         except InputError as error:
             problems.append(str(error))
+        else:
+            found += [dataclasses.replace(s, number=number) for s in sources]
     if problems:
         raise InputError("\n".join(problems))
     if not found:
@@ -72,30 +75,66 @@ def _resolve(inputs: Sequence[str], find: Callable[[str], list]) -> list:
     return found
 
 
-def _reader(name: str) -> list[Reader]:
-    if not _is_dataset(name):
-        return [lambda path=path: _read(path) for path in _files(name)]
+def documents(inputs: Sequence[str]) -> Iterator[Document]:
+    """All documents of all inputs, as a stream.
+
+    Raises while reading for the first broken line, naming the file and the line.
+    """
+    sources = find_sources(inputs)
+    return (document for source in sources for document in source.read())
+
+
+def sampled(inputs: Sequence[str], *, alpha: float) -> Iterator[Document]:
+    """Documents of which an input with a share p of the bytes has about p ** alpha.
+
+    The input that is too small by most is taken whole, of the others a share, chosen
+    by the names of the documents. For a vocabulary of many languages.
+    """
+    if not 0 <= alpha <= 1:
+        raise InputError(f"alpha={alpha} must be in 0..1")
+    sources = find_sources(inputs)
+    unknown_size = [source.name for source in sources if source.size is None]
+    if unknown_size and alpha != 1:
+        raise InputError(f"alpha takes files; {', '.join(unknown_size)} has no size")
+    sizes = [0] * len(inputs)
+    for source in sources:
+        sizes[source.number] += source.size or 0
+    wanted = [max(size, 1) ** (alpha - 1) for size in sizes]  # (p ** alpha) / p
+    for source in sources:
+        share = wanted[source.number] / max(wanted)
+        for document in source.read():
+            if zlib.crc32(document.name.encode()) / 2**32 < share:
+                yield document
+
+
+def _sources(name: str) -> list[Source]:
     kind, _, rest = name.partition(":")
-    return [_tfds(rest) if kind == "tfds" else _pydocs(rest or "train")]
+    if kind in ("tfds", "pydocs"):
+        read = _tfds(rest) if kind == "tfds" else _pydocs(rest or "train")
+        return [Source(name, None, None, lambda source: _from_a_thread(read))]
+    return [
+        Source(str(path), stat.length, stat.mtime, _read)
+        for path in _files(name)
+        for stat in [path.stat()]
+    ]
 
 
 # --- files ---------------------------------------------------------------------------
 
 
-def _files(name: str) -> list[Path]:
+def _files(name: str) -> list[epath.Path]:
     """The files of one path or glob, checked for existence and extension."""
-    path = Path(name).expanduser()
+    path = epath.Path(name).expanduser()
     if path.is_dir():
         raise InputError(f"{name} is a folder; give its files, e.g. {path}/**/*.txt")
-    if path.is_file():
+    if path.exists():
         found = [path]  # also one with a bracket in its name
     elif glob.has_magic(name):
-        matches = sorted(glob.glob(str(path), recursive=True))
-        found = [Path(match) for match in matches if os.path.isfile(match)]
+        found = sorted(match for match in _glob(path) if not match.is_dir())
         if not found:
-            raise InputError(f"no file matches {name}, looked from {Path.cwd()}")
+            raise InputError(f"no file matches {name}, looked from {os.getcwd()}")
     else:
-        raise InputError(f"{name}: no such file, looked from {Path.cwd()}")
+        raise InputError(f"{name}: no such file, looked from {os.getcwd()}")
     wrong = [str(path) for path in found if not path.name.endswith(EXTENSIONS)]
     if wrong:
         shown = ", ".join(wrong[:5]) + (", ..." if len(wrong) > 5 else "")
@@ -103,23 +142,34 @@ def _files(name: str) -> list[Path]:
     return found
 
 
-def _read(path: Path) -> Iterator[Document]:
+def _glob(path: epath.Path) -> list[epath.Path]:
+    if "://" not in str(path):
+        return [epath.Path(p) for p in glob.glob(str(path), recursive=True)]
+    plain = next(p for p in path.parents if not glob.has_magic(str(p)))
+    try:
+        return list(plain.glob(str(path.relative_to(plain))))
+    except NotImplementedError:
+        raise InputError(f"{path}: ** is not for buckets; use *") from None
+
+
+def _read(source: Source) -> Iterator[Document]:
     """The documents of one file; at least one."""
+    path = epath.Path(source.name)
     plain = path.name.removesuffix(".gz").removesuffix(".xz")
     parse = _parse_jsonl if plain.endswith(".jsonl") else _parse_txt
     empty = True
-    for document in parse(path):
+    for document in parse(path, _lines(path, source)):
         empty = False
         yield document
     if empty:
         raise InputError(f"{path} holds no document: it is empty, or only blank lines")
 
 
-def _parse_txt(path: Path) -> Iterator[Document]:
+def _parse_txt(path: epath.Path, lines: Iterator) -> Iterator[Document]:
     """Blocks of lines between blank lines, named by the place of their first line."""
     block: list[str] = []
     first = size = 0
-    for number, line in _lines(path):
+    for number, line in lines:
         if block and (not line or size >= LONGEST):
             yield Document(f"{path}:{first}", "\n".join(block))
             block, size = [], 0
@@ -131,9 +181,9 @@ def _parse_txt(path: Path) -> Iterator[Document]:
         yield Document(f"{path}:{first}", "\n".join(block))
 
 
-def _parse_jsonl(path: Path) -> Iterator[Document]:
+def _parse_jsonl(path: epath.Path, lines: Iterator) -> Iterator[Document]:
     """One object a line; those with an empty text hold nothing and are left out."""
-    for number, line in _lines(path):
+    for number, line in lines:
         if not line:
             continue
         where = f"{path}:{number}"
@@ -164,22 +214,30 @@ def _parse_jsonl(path: Path) -> Iterator[Document]:
             yield Document(name, text.replace("\r\n", "\n"))
 
 
-def _open(path: Path) -> BinaryIO:
-    opener = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)
-    return opener(path, "rb")
+def _unpacked(file: BinaryIO, name: str) -> BinaryIO:
+    opener = {".gz": gzip.open, ".xz": lzma.open}.get(name[-3:])
+    return opener(file, "rb") if opener else file
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
+def _lines(path: epath.Path, source: Source) -> Iterator[tuple[int, str]]:
     """(number, line) from 1 on, without line ends, trailing blanks, leading BOM."""
     number = 0
+    source.consumed = 0
     try:
-        with _open(path) as file:
-            for number, line in enumerate(file, 1):
+        with path.open("rb") as raw, _unpacked(raw, path.name) as file:
+            while line := file.readline(LONGEST_LINE):
+                number += 1
+                if len(line) == LONGEST_LINE:
+                    raise InputError(
+                        f"{path}:{number}: the line is longer than "
+                        f"{LONGEST_LINE >> 20} MB; break it into lines or documents"
+                    )
+                if number % 1024 == 0:
+                    source.consumed = raw.tell()
                 # utf-8-sig removes the byte-order mark of Windows editors.
-                yield (
-                    number,
-                    line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip(),
-                )
+                coding = "utf-8-sig" if number == 1 else "utf-8"
+                yield number, line.decode(coding).rstrip()
+        source.consumed = source.size or 0
     except UnicodeDecodeError as error:
         raise InputError(
             f"{path}:{number}: not UTF-8 at byte {error.start} of the line "
@@ -199,7 +257,42 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
 # --- datasets ------------------------------------------------------------------------
 
 
-def _pydocs(split: str) -> Reader:
+def _from_a_thread(read: Callable[[], Iterator[Document]]) -> Iterator[Document]:
+    """The documents of `read`, which runs in a thread of its own.
+
+    TensorFlow crashes where its iterators are asked by a thread that Python did not
+    start, as the trainers of the library `tokenizers` do.
+    """
+    found: queue.Queue = queue.Queue(maxsize=64)
+    given_up = threading.Event()
+
+    def put(item) -> None:
+        while not given_up.is_set():
+            with contextlib.suppress(queue.Full):
+                found.put(item, timeout=0.5)
+                return
+
+    def work() -> None:
+        try:
+            for document in read():
+                put(document)
+                if given_up.is_set():
+                    return
+            put(None)
+        except Exception as error:  # of whatever kind: it belongs to the caller
+            put(error)
+
+    threading.Thread(target=work, daemon=True).start()
+    try:
+        while (item := found.get()) is not None:
+            if isinstance(item, Exception):
+                raise item
+            yield item
+    finally:
+        given_up.set()
+
+
+def _pydocs(split: str) -> Callable[[], Iterator[Document]]:
     from bert_jax.data import pydocs  # imports TFDS, which takes seconds
 
     if split not in pydocs.SPLITS:
@@ -207,7 +300,7 @@ def _pydocs(split: str) -> Reader:
     return lambda: pydocs.load(split)
 
 
-def _tfds(name: str) -> Reader:
+def _tfds(name: str) -> Callable[[], Iterator[Document]]:
     """A prepared TFDS dataset with a `text` feature; nothing is downloaded here."""
     import tensorflow_datasets as tfds
 

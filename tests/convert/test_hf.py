@@ -13,7 +13,7 @@ import transformers
 from safetensors.numpy import load_file, save_file
 
 from bert_jax.convert import hf, tables
-from bert_jax.data.tokenizers import SPECIALS, Tokenizer
+from bert_jax.data.tokenizers import SPECIALS, WordPiece
 from bert_jax.errors import InputError
 from bert_jax.models.arch import Arch
 from bert_jax.models.model import param_shapes
@@ -70,8 +70,8 @@ def saved(models, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def tokenizer() -> Tokenizer:
-    return Tokenizer([*SPECIALS, *(f"w{n}" for n in range(ARCH.vocab_size - 5))])
+def tokenizer() -> WordPiece:
+    return WordPiece([*SPECIALS, *(f"w{n}" for n in range(ARCH.vocab_size - 5))])
 
 
 def import_error(tensors: dict, arch: Arch = ARCH) -> str:
@@ -128,6 +128,13 @@ def test_old_names(tensors):
     assert sum("gamma" in name for name in old) == 6
     old["bert.embeddings.position_ids"] = np.arange(40)[None]
     same(hf.to_ours(old, ARCH, source=""), new)
+
+
+def test_a_tensor_under_two_names(tensors):
+    both = {"embeddings.LayerNorm.gamma": tensors["bert.embeddings.LayerNorm.weight"]}
+    message = "gamma is another name of bert.embeddings.LayerNorm.weight, which is"
+    with pytest.raises(InputError, match=message):
+        hf.to_ours(tensors | both, ARCH, source="")
 
 
 def test_names_with_and_without_prefix(models):
@@ -404,7 +411,7 @@ def test_export_overwrites_nothing(params, tokenizer, tmp_path: Path, kind: str)
 
 
 def test_export_with_another_tokenizer(params, tmp_path: Path):
-    small = Tokenizer([*SPECIALS, "a"])
+    small = WordPiece([*SPECIALS, "a"])
     with pytest.raises(InputError, match="tokenizer has 6 pieces, the weights 211"):
         hf.export_model(tmp_path / "out", params, ARCH, small)
     assert nothing_left(tmp_path / "out")

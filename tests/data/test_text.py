@@ -5,13 +5,16 @@ import json
 import lzma
 import subprocess
 import sys
+import threading
+import time
 import tracemalloc
 from pathlib import Path
 
 import pytest
 
 from bert_jax.data import text
-from bert_jax.data.text import Document, byte_size, documents
+from bert_jax.data import text as module
+from bert_jax.data.text import Document, documents, find_sources, sampled
 from bert_jax.errors import InputError
 
 OPENERS = {"": open, ".gz": gzip.open, ".xz": lzma.open}
@@ -140,15 +143,92 @@ def test_memory_does_not_grow_with_the_file(tmp_path, monkeypatch):
     assert peak < 1_000_000
 
 
-def test_byte_size(tmp_path):
-    a = put(tmp_path / "a.txt", "12345")
+def test_sources(tmp_path):
+    """What a progress bar needs: sizes on disk, and how much of them was read."""
+    a = put(tmp_path / "a.txt", "12345\n" * 3000)
     b = put(tmp_path / "b.jsonl.gz", '{"text": "x"}')
-    assert byte_size([a]) == 5
-    assert byte_size([a, f"{tmp_path}/b*"]) == 5 + Path(b).stat().st_size
-    assert byte_size([a, "pydocs"]) is None
-    assert byte_size(["tfds:wikipedia/en"]) is None
+    first, second = find_sources([a, f"{tmp_path}/b*"])
+    assert (first.name, first.size) == (a, 18000)
+    assert (second.name, second.size) == (b, Path(b).stat().st_size)
+    assert first.consumed == 0
+    (document,) = first.read()
+    assert document.text.count("12345") == 3000
+    assert first.consumed == 18000
+    assert [s.size for s in find_sources([a, "pydocs"])] == [18000, None]
     with pytest.raises(InputError, match="no such file"):
-        byte_size([f"{tmp_path}/c.txt"])
+        find_sources([f"{tmp_path}/c.txt"])
+
+
+@pytest.mark.parametrize(("alpha", "ratio"), [(1.0, 100.0), (0.5, 10.0), (0.0, 1.0)])
+def test_inputs_are_sampled(alpha, ratio, tmp_path):
+    """One input is a hundred times the other, in documents of the same size."""
+    for name, count in (("small", 300), ("large", 30_000)):
+        put(tmp_path / f"{name}.txt", "\n\n".join(["123456789"] * count))
+    names = [str(tmp_path / f"{name}.txt") for name in ("small", "large")]
+    found = [document.name for document in sampled(names, alpha=alpha)]
+    counts = [sum(name in found for found in found) for name in ("small", "large")]
+    assert counts[0] == 300  # the small one is whole
+    assert counts[1] / 300 == pytest.approx(ratio, rel=0.25)
+
+
+def test_sampling_errors(tmp_path):
+    name = put(tmp_path / "a.txt", "x")
+    with pytest.raises(InputError, match=r"alpha=2 must be in 0\.\.1"):
+        list(sampled([name], alpha=2))
+    with pytest.raises(InputError, match="alpha takes files; pydocs has no size"):
+        list(sampled([name, "pydocs"], alpha=0.5))
+
+
+def test_datasets_are_read_by_a_thread_of_their_own():
+    """Whole, in order, errors too; and it ends when nobody listens any more."""
+
+    def read(fail: bool):
+        for number in range(300):
+            yield Document(str(number), "x")
+        if fail:
+            raise InputError("broken")
+
+    names = [document.name for document in module._from_a_thread(lambda: read(False))]
+    assert names == [str(number) for number in range(300)]
+    with pytest.raises(InputError, match="broken"):
+        list(module._from_a_thread(lambda: read(True)))
+    before = threading.active_count()
+    some = module._from_a_thread(lambda: read(False))
+    next(some)
+    some.close()
+    deadline = time.monotonic() + 10
+    while threading.active_count() > before and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert threading.active_count() <= before
+
+
+def test_a_vocabulary_from_a_dataset():
+    """Its trainer asks from a thread that Python did not start."""
+    from bert_jax.data.tokenizers import train_wordpiece
+
+    texts = (document.text for document in documents(["pydocs:valid"]))
+    assert train_wordpiece(texts, vocab_size=2000, progress=False).size == 2000
+
+
+def test_a_line_that_is_too_long(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "LONGEST_LINE", 1 << 20)
+    name = put(tmp_path / "a.txt", "x\n" + "y" * (1 << 20) + "\nz\n")
+    with pytest.raises(InputError, match=r"a\.txt:2: the line is longer than 1 MB"):
+        list(documents([name]))
+
+
+def test_a_bucket(bucket):
+    (bucket / "texts").mkdir(parents=True)
+    put(bucket / "texts/a.txt", "one\n\ntwo")
+    put(bucket / "texts/b.txt.gz", "three")
+    texts = [d.text for d in documents(["gs://texts/*"])]
+    assert texts == ["one", "two", "three"]
+    (document,) = documents(["gs://texts/b.txt.gz"])
+    assert document.name == "gs://texts/b.txt.gz:1"
+    with pytest.raises(InputError, match=r"gs://texts/c\.txt: no such file"):
+        documents(["gs://texts/c.txt"])
+    with pytest.raises(InputError, match=r"\*\* is not for buckets"):
+        documents(["gs://**/*.txt"])
 
 
 def test_files_need_no_tensorflow(tmp_path):

@@ -1,0 +1,283 @@
+"""A prepared corpus: one long run of pieces on disk, of which any stretch is read.
+
+    DIR/corpus.json   what it is: tokenizer hash, totals, where it came from
+    DIR/index.npz     per record: where its columns lie and what they hold; checksums
+    DIR/tokenizer/    the tokenizer it was made with
+    DIR/shard-*.tfrecord
+
+A record is a `tf.train.Example` with the documents of about a megabyte of text:
+
+    ids         the pieces of all documents, in the smallest integer type that fits
+    sentences   pieces of each sentence
+    documents   sentences of each document
+    names       of the documents, zlib, one a line
+    input       number of the input they are from
+    starts/X    one bit a piece, where a unit X begins: only what ids do not tell
+
+Everything in a record lies where the index says, so a stretch costs one read of its
+own bytes. Which pieces begin a word follows from the ids (## pieces, leading space)
+and takes no room, except where the words come from a segmentation of the input.
+"""
+
+import dataclasses
+import io
+import json
+import os
+import tempfile
+import threading
+import zlib
+from functools import cached_property
+
+import numpy as np
+from etils import epath
+
+from bert_jax.data.tokenizers import Tokenizer, load_tokenizer
+from bert_jax.errors import InputError
+
+FORMAT = 2
+PAGE = 128  # pieces under one checksum
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Corpus:
+    """A prepared corpus. Text is addressed by piece, counted through all documents."""
+
+    path: epath.Path
+    about: dict  # corpus.json
+    index: dict[str, np.ndarray]
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        folder = self.path / "tokenizer"
+        with tempfile.TemporaryDirectory() as copy:
+            if self.remote:
+                for path in folder.iterdir():
+                    path.copy(epath.Path(copy) / path.name)
+                folder = copy
+            tokenizer = load_tokenizer(folder)
+        if tokenizer.hash != self.about["tokenizer"]["hash"]:
+            raise InputError(
+                f"{self.path / 'tokenizer'} is not the tokenizer the corpus was made "
+                f"with (hash {tokenizer.hash}, corpus "
+                f"{self.about['tokenizer']['hash']}): prepare the corpus again"
+            )
+        return tokenizer
+
+    @property
+    def dtype(self) -> np.dtype:
+        return np.dtype(self.about["dtype"])
+
+    @property
+    def units(self) -> tuple[str, ...]:
+        """Names of the segmentations that are stored: words, phrases, ..."""
+        return tuple(self.about["units"])
+
+    @property
+    def records(self) -> int:
+        return len(self.index["pieces"])
+
+    @cached_property
+    def remote(self) -> bool:
+        """Whether it lies in a bucket, where a read takes its time."""
+        return "://" in str(self.path)
+
+    @cached_property
+    def record_starts(self) -> np.ndarray:
+        """Number of the first piece of each record, and the total at the end."""
+        return np.concatenate([[0], np.cumsum(self.index["pieces"])])
+
+    @cached_property
+    def frequent_id(self) -> int:
+        """The most frequent piece that can be predicted: not a special one."""
+        counts = self.index["counts"].copy()
+        counts[list(self.tokenizer.special_ids)] = 0
+        return int(counts.argmax())
+
+    @cached_property
+    def shards(self) -> "list[Shard]":
+        return [Shard(self.path / shard_name(n)) for n in range(self.about["shards"])]
+
+    @property
+    def bytes_read(self) -> int:
+        """From the shards, since the corpus was opened."""
+        return sum(shard.bytes_read for shard in self.shards)
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        """Pieces start..stop, whatever records and documents they lie in."""
+        return self.read_columns(start, stop)["ids"]
+
+    def read_columns(self, start: int, stop: int) -> dict[str, np.ndarray]:
+        """The same as {"ids": ...}, and for each stored unit {unit: bool array}."""
+        first = int(np.searchsorted(self.record_starts, start, side="right")) - 1
+        last = int(np.searchsorted(self.record_starts, stop, side="left")) - 1
+        parts = []
+        for record in range(first, last + 1):
+            begin = int(self.record_starts[record])
+            size = int(self.index["pieces"][record])
+            low, high = max(start - begin, 0), min(stop - begin, size)
+            parts.append(self.read_record(record, low, high))
+        names = parts[0]
+        return {name: np.concatenate([part[name] for part in parts]) for name in names}
+
+    def read_record(self, record: int, low: int, high: int) -> dict[str, np.ndarray]:
+        """Pieces low..high of one record; pages that lie wholly inside are checked."""
+        shard = self.shards[self.index["shard"][record]]
+        wide = self.dtype.itemsize
+        at = int(self.index["ids_at"][record])
+        ids = shard.read(at + low * wide, (high - low) * wide)
+        bits = {}
+        for unit in self.units:
+            at = int(self.index[f"starts/{unit}_at"][record])
+            bits[unit] = shard.read(at + low // 8, (high + 7) // 8 - low // 8)
+        self.check(record, low, high, ids, bits, shard)
+        columns = {"ids": np.frombuffer(ids, self.dtype)}
+        for unit, packed in bits.items():
+            unpacked = np.unpackbits(np.frombuffer(packed, np.uint8))
+            columns[unit] = unpacked[low % 8 :][: high - low].astype(bool)
+        return columns
+
+    def check(self, record, low, high, ids: bytes, bits: dict, shard: "Shard") -> None:
+        size = int(self.index["pieces"][record])
+        first, last = (
+            -(-low // PAGE),
+            (high // PAGE if high < size else -(-high // PAGE)),
+        )
+        known = self.index["pages"][self.page_starts[record] + np.arange(first, last)]
+        wide = self.dtype.itemsize
+        ids, bits = memoryview(ids), {unit: memoryview(b) for unit, b in bits.items()}
+        for page, crc in zip(range(first, last), known.tolist(), strict=True):
+            begin = page * PAGE - low
+            found = zlib.crc32(ids[begin * wide : (begin + PAGE) * wide])
+            at = page * PAGE // 8 - low // 8
+            for packed in bits.values():
+                found = zlib.crc32(packed[at : at + PAGE // 8], found)
+            if found != crc:
+                raise damaged(shard, f"page {page} of record {record}")
+
+    @cached_property
+    def page_starts(self) -> np.ndarray:
+        return np.concatenate([[0], np.cumsum(-(-self.index["pieces"] // PAGE))])
+
+    def sentences(self, record: int) -> tuple[np.ndarray, np.ndarray]:
+        """Of one record: pieces of each sentence, sentences of each document."""
+        shard = self.shards[self.index["shard"][record]]
+        columns = []
+        for name in ("sentences", "documents"):
+            at, size, crc = (
+                int(self.index[f"{name}_{what}"][record])
+                for what in ("at", "bytes", "crc")
+            )
+            data = shard.read(at, size)
+            if zlib.crc32(data) != crc:
+                raise damaged(shard, f"`{name}` of record {record}")
+            columns.append(unpack_counts(data))
+        return columns[0], columns[1]
+
+
+def damaged(shard: "Shard", what: str) -> InputError:
+    return InputError(
+        f"{shard.path} is damaged: the checksum of {what} is wrong. Copy the corpus "
+        "again or prepare it again"
+    )
+
+
+class Shard:
+    """One file, read at any place, by several threads at a time."""
+
+    def __init__(self, path: epath.Path):
+        self.path, self.bytes_read = path, 0
+        self.local = "://" not in str(path)
+        self.lock = threading.Lock()
+
+    def read(self, offset: int, size: int) -> bytes:
+        # Opened for each read: there may be more shards than open files allowed.
+        try:
+            if self.local:
+                file = os.open(self.path, os.O_RDONLY)
+                try:
+                    data = os.pread(file, size, offset)
+                finally:
+                    os.close(file)
+            else:
+                with self.path.open("rb") as file:
+                    file.seek(offset)
+                    data = file.read(size)
+        except OSError as error:
+            raise InputError(f"{self.path} cannot be read: {error}") from None
+        with self.lock:
+            self.bytes_read += len(data)
+        if len(data) != size:
+            raise InputError(
+                f"{self.path} ends early: copy or prepare the corpus again"
+            )
+        return data
+
+
+def pack_counts(counts: np.ndarray) -> bytes:
+    """Small numbers as bytes: n is n // 255 times 255, then n % 255."""
+    counts = np.asarray(counts, np.int64)
+    ends = np.cumsum(counts // 255 + 1) - 1
+    packed = np.full(ends[-1] + 1 if len(ends) else 0, 255, np.uint8)
+    packed[ends] = counts % 255
+    return packed.tobytes()
+
+
+def unpack_counts(data: bytes) -> np.ndarray:
+    packed = np.frombuffer(data, np.uint8)
+    ends = np.flatnonzero(packed != 255)
+    begins = np.concatenate([[0], ends[:-1] + 1])
+    return (ends - begins) * 255 + packed[ends]
+
+
+def shard_name(number: int) -> str:
+    return f"shard-{number:05d}.tfrecord"
+
+
+def open_corpus(path: str | epath.Path) -> Corpus:
+    """A corpus written by `prepare`, checked for completeness."""
+    path = epath.Path(path)
+    if not (path / "corpus.json").exists():
+        what = "is not a prepared corpus" if path.exists() else "does not exist"
+        raise InputError(
+            f"data {path} {what}; make one with "
+            f"`bert_jax prepare --tokenizer DIR --out {path} INPUT...`"
+        )
+    try:
+        about = json.loads((path / "corpus.json").read_text())
+        found = about.get("format")
+    except (ValueError, AttributeError) as error:
+        raise InputError(f"{path} is damaged ({error}): prepare it again") from None
+    if found != FORMAT:
+        raise InputError(
+            f"{path} has format {found}, this version reads {FORMAT}: prepare it again"
+        )
+    for name, size in about["files"].items():
+        file = path / name
+        if not file.exists() or file.stat().length != size:
+            raise InputError(
+                f"{file} is missing or not {size} bytes long: prepare the corpus again"
+            )
+    try:
+        with (path / "index.npz").open("rb") as file:
+            data = file.read()
+        if zlib.crc32(data) != about["index"]:
+            raise ValueError("the checksum of index.npz is wrong")
+        index = read_index(data)
+    except Exception as error:  # numpy raises many types for a damaged file
+        raise InputError(f"{path} is damaged ({error}): prepare it again") from None
+    return Corpus(path, about, index)
+
+
+def read_index(data: bytes) -> dict[str, np.ndarray]:
+    with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
+        return dict(arrays)
+
+
+def check_same_tokenizer(corpus: Corpus, digest: str, what: str) -> None:
+    """Raises where the corpus was not made with the tokenizer that `what` has."""
+    if corpus.about["tokenizer"]["hash"] != digest:
+        raise InputError(
+            f"{corpus.path} was prepared with another tokenizer than {what} (hash "
+            f"{corpus.about['tokenizer']['hash']}, there {digest}): prepare it with "
+            "the same one"
+        )

@@ -1,0 +1,104 @@
+"""Where words begin in text that does not show it: Chinese, above all.
+
+The model reads characters; whole-word, n-gram and span objectives need to know which
+of them make a word. A segmenter takes the text of a document and returns the text the
+model is to read and, for each unit, the places in it where one begins:
+
+    pieces  nothing is stored: the tokenizer tells (## pieces, leading space)
+    spaces  `人民 日报 社`: words are set apart by spaces, which are taken out
+    tags    `人民/n  [中央/n  电视台/n]nt`: words with tags, as in the People's Daily;
+            brackets join words to phrases (names, entities: ERNIE, arXiv:1904.09223)
+    jieba   the segmenter of that name finds the words
+"""
+
+import re
+from collections.abc import Callable
+
+from bert_jax.errors import InputError
+
+Borders = dict[str, list[int]]
+
+_TAG = re.compile(r"/[A-Za-z]+[0-9]?$")
+UNTAGGED = 50  # words of a document without a tag: it is not tagged text
+_CLOSED = re.compile(r"\][A-Za-z]+$")
+
+
+def by_spaces(text: str) -> tuple[str, Borders]:
+    """A space between two Latin words stays: the model would run them together."""
+    plain, words, at = [], [], 0
+    for number, line in enumerate(text.split("\n")):
+        for word in (["\n"] if number else []) + line.split():
+            if word != "\n":
+                if plain and needs_space(plain[-1], word):
+                    plain.append(" ")
+                    at += 1
+                words.append(at)
+            plain.append(word)
+            at += len(word)
+    return "".join(plain), {"words": words}
+
+
+def by_tags(text: str) -> tuple[str, Borders]:
+    plain, words, phrases = [], [], []
+    at = tags = 0
+    for number, line in enumerate(text.split("\n")):
+        if number:
+            plain.append("\n")
+            at += 1
+        inside = False
+        for item in line.split():
+            opens = item.startswith("[") and len(item) > 1 and not item.startswith("[/")
+            item = item[1:] if opens else item
+            closed = _CLOSED.search(item)
+            item = item[: closed.start()] if closed else item
+            word = _TAG.sub("", item)
+            tags += word != item
+            if plain and needs_space(plain[-1], word):
+                plain.append(" ")
+                at += 1
+            words.append(at)
+            if not inside:
+                phrases.append(at)
+            inside = (inside or opens) and not closed
+            plain.append(word)
+            at += len(word)
+    if not tags and len(words) >= UNTAGGED:
+        raise InputError(
+            f"words=tags: none of {len(words)} words has a tag (word/POS): "
+            f"{text[:40]!r} ..."
+        )
+    return "".join(plain), {"words": words, "phrases": phrases}
+
+
+def by_jieba(text: str) -> tuple[str, Borders]:
+    try:
+        import jieba
+    except ModuleNotFoundError:
+        raise InputError(
+            "words=jieba needs jieba: pip install 'bert_jax[zh]'"
+        ) from None
+    jieba.setLogLevel("ERROR")  # it announces its dictionary
+    words, at = [], 0
+    for word in jieba.cut(text):
+        words.append(at)
+        at += len(word)
+    return text, {"words": words}
+
+
+def needs_space(before: str, word: str) -> bool:
+    ends, begins = before[-1:], word[:1]
+    return all(c.isascii() and c.isalnum() for c in (ends, begins)) and bool(ends)
+
+
+SEGMENTERS: dict[str, Callable[[str], tuple[str, Borders]] | None] = {
+    "pieces": None,
+    "spaces": by_spaces,
+    "tags": by_tags,
+    "jieba": by_jieba,
+}
+UNITS = {
+    "pieces": (),
+    "spaces": ("words",),
+    "tags": ("words", "phrases"),
+    "jieba": ("words",),
+}

@@ -1,0 +1,66 @@
+"""The corpus that Beam makes is the local one, byte for byte."""
+
+import pytest
+
+from bert_jax.data import prepare as module
+from bert_jax.data.beam import prepare_with_beam, shards_of
+from bert_jax.data.prepare import Settings, prepare
+from bert_jax.errors import InputError
+from tests import tiny
+from tests.data.test_prepare import contents
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def texts(tmp_path) -> list[str]:
+    """Six files, of which two hold the same documents."""
+    seeds = (0, 1, 2, 3, 1, 4)
+    return [
+        str(tiny.write_text(tmp_path / f"text-{n}.txt", documents=30, seed=seed))
+        for n, seed in enumerate(seeds)
+    ]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [Settings(), Settings(duplicates="exact", shortest=60, sentences="line")],
+    ids=["plain", "filtered"],
+)
+def test_same_bytes_as_the_local_run(
+    settings, texts, tiny_tokenizer, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(module, "BATCH_CHARACTERS", 2000)
+    monkeypatch.setattr(module, "SHARD_BYTES", 6000)
+    alone = prepare(
+        texts,
+        tokenizer=tiny_tokenizer,
+        out=tmp_path / "local",
+        progress=False,
+        **settings._asdict(),
+    )
+    assert alone.about["shards"] > 2
+    assert alone.records > 6
+    read = alone.about["read"]
+    assert (
+        bool(read["duplicates"]) == bool(read["too_short"]) == bool(settings.shortest)
+    )
+    beam = prepare_with_beam(
+        texts, tokenizer=tiny_tokenizer, out=tmp_path / "beam", settings=settings
+    )
+    assert contents(beam.path) == contents(alone.path)
+
+
+def test_errors(texts, tiny_tokenizer, tmp_path):
+    common = {"tokenizer": tiny_tokenizer, "out": tmp_path / "out"}
+    with pytest.raises(InputError, match="use duplicates=exact"):
+        prepare_with_beam(texts, settings=Settings(duplicates="near"), **common)
+    with pytest.raises(InputError, match="no such file"):
+        prepare_with_beam([str(tmp_path / "no.txt")], settings=Settings(), **common)
+    assert not (tmp_path / "out").exists()
+
+
+def test_records_go_to_shards_in_order(monkeypatch):
+    monkeypatch.setattr(module, "SHARD_BYTES", 100)
+    sizes = tuple(((0, n), 60) for n in range(5))
+    assert list(shards_of(sizes).values()) == [0, 0, 1, 1, 2]
