@@ -45,6 +45,7 @@ setup(
         "data": data,  # prepare and train: tf.data and TFDS
         "torch": torch,  # export and check against PyTorch
         "tpu": ["jax[tpu]~=0.10.2"],
+        "gcs": ["gcsfs"],  # train on a corpus in gs://
         "zh": ["jieba>=0.42"],  # prepare --words jieba
         "beam": ["apache-beam~=2.77"],  # prepare --runner
         "bench": ["datasets~=5.2"],  # benchmarks/prepare.py

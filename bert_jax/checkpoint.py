@@ -99,14 +99,23 @@ class Checkpoints:
             reason = self.problem(step)
             if reason is None:
                 return step
-            aside = self.root / f"{step}.damaged"
-            shutil.rmtree(aside, ignore_errors=True)
-            os.rename(self.root / str(step), aside)
             self.say(
-                f"checkpoint {step} is not usable: {reason}. It was moved to {aside}; "
-                "an older one is taken, if there is one."
+                f"checkpoint {step} is not usable: {reason}. "
+                f"{self.set_aside(step)}; an older one is taken, if there is one."
             )
         return None
+
+    def set_aside(self, step: int) -> str:
+        """Keeps the newest damaged checkpoint, and none that was never finished."""
+        folder = self.root / str(step)
+        if not (folder / MANIFEST).exists():
+            shutil.rmtree(folder)
+            return "It was removed"
+        for old in self.root.glob("*.damaged"):
+            shutil.rmtree(old, ignore_errors=True)
+        aside = self.root / f"{step}.damaged"
+        os.rename(folder, aside)
+        return f"It was moved to {aside}"
 
     def restore(self, step: int, like: TrainState) -> TrainState:
         """The state of a step that `last_good` named, placed as `like` is."""

@@ -102,6 +102,11 @@ def main(argv: list[str] | None = None) -> None:
         sys.exit(130)
     except BrokenPipeError:  # `bert_jax presets | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except Exception as error:
+        # Of TensorFlow's file systems: a bucket that is not there, not allowed, ...
+        if not type(error).__module__.endswith("framework.errors_impl"):
+            raise
+        sys.exit(f"error: {error.message}")
 
 
 def use_compilation_cache() -> None:
@@ -249,7 +254,7 @@ def parser() -> argparse.ArgumentParser:
 def run_tokenizer(arguments) -> None:
     from bert_jax.data import tokenizers
     from bert_jax.data.text import sampled
-    from bert_jax.whole import whole_folder
+    from bert_jax.whole import new_folder
 
     kind, options = arguments.kind, {}
     for name in ("lowercase", "strip_accents"):
@@ -267,7 +272,7 @@ def run_tokenizer(arguments) -> None:
         size = arguments.vocab_size
         options["vocab_size"] = 30522 if size is None else size
     train = getattr(tokenizers, f"train_{kind}")
-    with whole_folder(arguments.out) as scratch:
+    with new_folder(arguments.out) as scratch:
         found = sampled(arguments.inputs, alpha=arguments.alpha)
         tokenizer = train((document.text for document in found), **options)
         tokenizer.save(scratch)
@@ -283,6 +288,15 @@ def run_prepare(arguments) -> None:
         raise InputError(f"unknown arguments {' '.join(wrong)}; see --help")
     if arguments.rest and not arguments.runner:
         raise InputError(f"{arguments.rest[0]} is for Beam: it needs --runner")
+    if arguments.runner and arguments.workers is not None:
+        raise InputError("--workers is for this machine: --runner has its own options")
+    if len(arguments.inputs) > 8:
+        print(
+            f"{len(arguments.inputs)} inputs: each argument is an input of its own, "
+            "which a row does not cross (config.alpha weighs them). For one input of "
+            "many files give a glob in quotes",
+            file=sys.stderr,
+        )
     what = {name: getattr(arguments, name) for name in Settings._fields}
     tokenizer = load_tokenizer(arguments.tokenizer)
     where = {"tokenizer": tokenizer, "out": arguments.out}

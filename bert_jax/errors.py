@@ -12,6 +12,10 @@ class InputError(ValueError):
     """Something the user gave (a path, a name, a file, a value) cannot be used."""
 
 
+class UnfinishedError(InputError):
+    """Work that had to stop; what was done is kept, the same command goes on."""
+
+
 def unknown(what: str, name: str, choices: Iterable[str]) -> str:
     """Text for an unknown name: the nearest valid ones first, then all of them."""
     choices = sorted(choices)

@@ -2,12 +2,11 @@
 
 from pathlib import Path
 
-from bert_jax.convert.hf import read_json
 from bert_jax.data.corpus import check_same_tokenizer, open_corpus
 from bert_jax.data.rows import LABELLED, Rows
 from bert_jax.errors import InputError
 from bert_jax.evaluators.held_out import HeldOut
-from bert_jax.model_dir import load
+from bert_jax.model_dir import load, read_run
 from bert_jax.models.model import Model
 from bert_jax.objectives.masked_lm import MaskedLM
 from bert_jax.sharding import make_mesh, own_rows
@@ -31,8 +30,8 @@ def evaluate(
         raise InputError(f"{path} has no masked-LM head: there is nothing to score")
     corpus = open_corpus(data)
     check_same_tokenizer(corpus, model.tokenizer.hash, f"the model {path}")
-    run = Path(path) / "run.json"
-    trained = read_json(run)["config"] if run.is_file() else {}
+    is_workdir = (Path(path) / "run.json").is_file()
+    trained = read_run(Path(path))["config"] if is_workdir else {}
     kind = rows or trained.get("rows", "full")
     if length is None:
         length = trained.get("length", min(128, model.arch.max_positions))
@@ -64,7 +63,6 @@ def evaluate(
         model=Model(model.arch),
         objective=objective,
         mesh=mesh,
-        frequent_id=corpus.frequent_id,
         batch=batch,
         count=count,
     )

@@ -59,6 +59,15 @@ class NotFiniteError(InputError):
     """The loss is no number any more."""
 
 
+def check_finite(params: dict, step: int) -> None:
+    """The loss of a step is that of the parameters before it; this looks at the new."""
+    finite = jax.jit(
+        lambda tree: [jnp.isfinite(x).all() for x in jax.tree.leaves(tree)]
+    )
+    if not all(finite(params)):
+        raise NotFiniteError(f"the parameters are not finite after step {step}.")
+
+
 class Writers:
     """A progress bar, metrics.jsonl and TensorBoard events; process 0 writes."""
 
@@ -88,7 +97,10 @@ class Writers:
     def __exit__(self, *_) -> None:
         self.bar.close()
         if self.chief:
-            self.file.close()
+            try:
+                self.file.close()
+            except OSError as error:  # a full disk: what is lost is the last lines
+                self.say(f"{self.path} could not be written to its end: {error}")
 
     def say(self, text: str) -> None:
         if self.chief:
@@ -161,12 +173,16 @@ class UnderWay:
         self.sums = jax.tree.map(operator.add, self.sums, means) if self.sums else means
         self.count += 1
         self.timed += self.clock is not None
+        # The clock goes on while lines are written: steps in flight do so too.
+        now = time.perf_counter()
         if step % self.run.log_every == 0 or step == self.run.steps:
-            with self.pause():
-                self.write(step, batch)
-                self.sums, self.count, self.timed, self.seconds = None, 0, 0, 0.0
+            if self.clock is not None:
+                self.seconds += now - self.clock
+            self.write(step, batch)
+            self.sums, self.count, self.timed, self.seconds = None, 0, 0, 0.0
+            self.clock = now
         elif self.clock is None:
-            self.clock = time.perf_counter()
+            self.clock = now
 
     def write(self, step: int, batch: str) -> None:
         values = {name: float(mean.value) for name, mean in self.sums.items()}

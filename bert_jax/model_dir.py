@@ -155,8 +155,28 @@ def load(path: str | Path, *, step: int | None = None) -> LoadedModel:
     )
 
 
+def read_run(workdir: Path) -> dict:
+    """What a workdir says of its run: config, heads, corpus."""
+    path = workdir / "run.json"
+    if not path.is_file():
+        raise InputError(
+            f"{workdir} has checkpoints, but no run.json that says of what: use "
+            "another --workdir, or put it back"
+        )
+    about = hf.read_json(path)
+    try:
+        Arch(**about["config"]["arch"])
+        _ = about["config"]["preset"], about["config"]["data"], tuple(about["heads"])
+        _ = about["corpus"]["content"], about["corpus"]["tokenizer"]["hash"]
+    except (KeyError, TypeError, InputError) as error:
+        raise InputError(
+            f"{path} is damaged, or of another version: {error!r}"
+        ) from None
+    return about
+
+
 def load_workdir(path: Path, step: int | None) -> LoadedModel:
-    about = hf.read_json(path / "run.json")
+    about = read_run(path)
     arch = Arch(**about["config"]["arch"])
     shapes = param_shapes(arch, heads=tuple(about["heads"]))
     found, params = Checkpoints(path, keep=1, say=complain).good_params(step, shapes)

@@ -18,15 +18,15 @@ import jax.numpy as jnp
 from bert_jax import metrics
 from bert_jax.checkpoint import Checkpoints
 from bert_jax.config import Run, differences
-from bert_jax.convert.hf import read_json
 from bert_jax.data.corpus import Corpus, check_same_tokenizer, open_corpus
 from bert_jax.data.pipeline import checksum, train_batches
 from bert_jax.data.rows import LABELLED, Rows
+from bert_jax.data.tokenizers import load_tokenizer
 from bert_jax.errors import InputError, unknown
 from bert_jax.evaluators.held_out import HeldOut
 from bert_jax.host_memory import keep_freed_memory
 from bert_jax.interrupt import Interrupt
-from bert_jax.model_dir import load
+from bert_jax.model_dir import LoadedModel, load, read_run
 from bert_jax.models.model import Model, count_params, init_params
 from bert_jax.objectives import OBJECTIVES
 from bert_jax.optim import make_optimizer
@@ -41,13 +41,27 @@ def train(run: Run, workdir: str | Path, *, progress: bool = True) -> dict:
     """Trains, or goes on training. Returns the last scores and `finished`."""
     if jax.default_backend() == "cpu":
         keep_freed_memory()
-    corpus = open_corpus(run.data)  # raises before a workdir is made
+    # What is not there is said before a workdir is made.
+    corpus = open_corpus(run.data)
+    held_out = open_corpus(run.eval.data) if run.eval.data else None
+    begun = Checkpoints(workdir, keep=run.keep, say=print).steps()
+    source = load(run.init) if run.init and not begun else None
     chief = jax.process_index() == 0  # holds the lock for all
     with locked(Path(workdir)) if chief else contextlib.nullcontext():
-        return train_alone(run, corpus, Path(workdir), progress=progress)
+        return train_alone(
+            run, corpus, held_out, source, Path(workdir), progress=progress
+        )
 
 
-def train_alone(run: Run, corpus: Corpus, workdir: Path, *, progress: bool) -> dict:
+def train_alone(
+    run: Run,
+    corpus: Corpus,
+    held_out: Corpus | None,
+    source: LoadedModel | None,
+    workdir: Path,
+    *,
+    progress: bool,
+) -> dict:
     """The same, in a workdir that no other process trains in."""
     say = print if jax.process_index() == 0 else lambda *_: None
 
@@ -59,25 +73,35 @@ def train_alone(run: Run, corpus: Corpus, workdir: Path, *, progress: bool) -> d
     if run.alpha != 1 and not corpus.index["input"].any():
         say(f"config.alpha={run.alpha} changes nothing: the corpus has one input")
 
+    # Mesh, model, evaluator.
+    mesh = make_mesh()
+    part = own_rows(mesh, run.batch, field="batch")
+    model = Model(run.arch, dtype=compute_dtype(run.dtype))
+    evaluator = make_evaluator(run, corpus, held_out, model, objective, mesh)
+
+    def due(step: int) -> bool:  # for its scores
+        every = run.eval.every
+        regular = every > 0 and step % every == 0
+        return evaluator is not None and (regular or step == run.steps)
+
     # The workdir belongs to one configuration.
     about = {"config": run.as_dict(), "heads": list(objective.heads)}
     about["corpus"] = {key: corpus.about[key] for key in ("content", "tokenizer")}
     checkpoints = Checkpoints(workdir, keep=run.keep, say=say)
     claim_workdir(workdir, about, tokenizer, trained=bool(checkpoints.steps()))
 
-    # Mesh, model, state.
-    mesh = make_mesh()
-    part = own_rows(mesh, run.batch, field="batch")
-    model = Model(run.arch, dtype=compute_dtype(run.dtype))
-    evaluator = make_evaluator(run, corpus, model, objective, mesh)
+    # The state: fresh, from another model, or where the run was stopped.
     last = checkpoints.last_good()
-    source = load(run.init) if run.init and last is None else None
+    if last is None and run.init:
+        source = source or load(run.init)  # all checkpoints were damaged
     state, optimizer = first_state(run, model, objective, tokenizer, source, say)
     state = jax.device_put(state, replicated(mesh))
     if last is not None:
         state = checkpoints.restore(last, state)
-    start = int(state.step)
-    if start >= run.steps:
+    start = step = int(state.step)
+    # Killed between a checkpoint and its scores.
+    unscored = start > 0 and due(start) and start not in scored_steps(workdir)
+    if start >= run.steps and not unscored:
         say(f"{workdir} is finished: {run.steps} steps are done")
         if not (workdir / "loss.png").exists():  # killed just before it was drawn
             metrics.draw_loss(workdir)
@@ -98,26 +122,29 @@ def train_alone(run: Run, corpus: Corpus, workdir: Path, *, progress: bool) -> d
     with writers, Interrupt() as interrupt:
         under_way = metrics.UnderWay(run, writers)
 
-        def save_and_score(step: int, *, score: bool) -> None:
-            under_way.finish()  # raises if a loss was not finite: that is never saved
-            with under_way.pause():
-                # The scores first: a run that has its last checkpoint has them too.
-                if evaluator and score:
-                    scores = dict(evaluator.run(state.params))
-                    writers.write(step, scores, kind="eval")
-                    writers.say(f"step {step}: " + summary(scores))
-                checkpoints.save(state)
+        def score() -> None:
+            scores = dict(evaluator.run(state.params))
+            writers.write(step, scores, kind="eval")
+            writers.say(f"step {step}: " + summary(scores))
 
+        if unscored:
+            score()
         try:
             for step, batch in enumerate(batches, start + 1):
                 state, means = train_step(state, place(mesh, batch))
                 under_way.add(step, means, checksum(batch))
-                if step == run.steps or interrupt.signal:
+                ends = step == run.steps or interrupt.signal is not None
+                to_save = ends or step % run.save_every == 0
+                if to_save or due(step):
+                    under_way.finish()  # raises if a loss was not finite
+                    with under_way.pause():
+                        if to_save:
+                            metrics.check_finite(state.params, step)
+                            checkpoints.save(state)
+                        if due(step) and not interrupt.signal:
+                            score()
+                if ends:
                     break
-                due = bool(run.eval.every) and step % run.eval.every == 0
-                if due or step % run.save_every == 0:
-                    save_and_score(step, score=due)
-            save_and_score(step, score=step == run.steps)
         except metrics.NotFiniteError as error:
             good = checkpoints.last_good()
             kept = f"step {good} is the last good checkpoint" if good else "none saved"
@@ -136,7 +163,9 @@ def first_state(run: Run, model: Model, objective, tokenizer, source, say):
     """The state before step 1, and the optimizer. A resumed run only needs its form."""
     params = init_params(model, jax.random.key(run.seed), heads=objective.heads)
     if source:
-        params, report = warm_start(params, tokenizer=tokenizer, source=source)
+        params, report = warm_start(
+            params, arch=run.arch, tokenizer=tokenizer, source=source
+        )
         say("\n".join(report))
     optimizer = make_optimizer(run.optim, run.steps, params)
     state = TrainState(
@@ -196,18 +225,19 @@ def make_objective(run: Run, tokenizer, say):
     )
 
 
-def make_evaluator(run: Run, corpus: Corpus, model, objective, mesh) -> HeldOut | None:
+def make_evaluator(
+    run: Run, corpus: Corpus, held_out: Corpus | None, model, objective, mesh
+) -> HeldOut | None:
     """Scores on the evaluation corpus, which must have the same tokenizer."""
-    if not run.eval.data:
+    if held_out is None:
         return None
-    other = open_corpus(run.eval.data)
-    check_same_tokenizer(other, corpus.tokenizer.hash, f"the training data {run.data}")
+    digest = corpus.tokenizer.hash
+    check_same_tokenizer(held_out, digest, f"the training data {run.data}")
     return HeldOut(
-        Rows(other, run.rows, run.length, run.across, seed=0),
+        Rows(held_out, run.rows, run.length, run.across, seed=0),
         model=model,
         objective=objective,
         mesh=mesh,
-        frequent_id=corpus.frequent_id,
         batch=run.batch,
         count=run.eval.rows or None,
     )
@@ -218,8 +248,8 @@ def claim_workdir(workdir: Path, about: dict, tokenizer, *, trained: bool) -> No
     if jax.process_index():
         return
     path = workdir / "run.json"
-    if trained and path.is_file():
-        before = read_json(path)
+    if trained:
+        before = read_run(workdir)
         problems = differences(before["config"], about["config"])
         if before["corpus"] != about["corpus"]:
             problems.append(
@@ -232,7 +262,13 @@ def claim_workdir(workdir: Path, about: dict, tokenizer, *, trained: bool) -> No
                 "the same values:\n" + "\n".join(problems)
             )
     else:
-        tokenizer.save(workdir / "tokenizer")
+        folder = workdir / "tokenizer"
+        if folder.exists() and load_tokenizer(folder).hash != tokenizer.hash:
+            raise InputError(
+                f"{folder} is another tokenizer than that of the data: it would be "
+                "overwritten; use another --workdir"
+            )
+        tokenizer.save(folder)
         write_text(path, json.dumps(about, indent=2) + "\n")
 
 
@@ -249,6 +285,11 @@ def describe(run: Run, corpus: Corpus, rows: Rows, objective, mesh, start: int) 
 
 def summary(scores: dict) -> str:
     return ", ".join(f"{name} {value:.4g}" for name, value in scores.items())
+
+
+def scored_steps(workdir: Path) -> set[int]:
+    rows = metrics.read_metrics(workdir / "metrics.jsonl")
+    return {row["step"] for row in rows if row["kind"] == "eval"}
 
 
 def last_scores(workdir: Path) -> dict:

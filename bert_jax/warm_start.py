@@ -11,18 +11,27 @@ from bert_jax.convert.hf import flatten, unflatten
 from bert_jax.data.tokenizers import Tokenizer
 from bert_jax.errors import InputError
 from bert_jax.model_dir import LoadedModel
+from bert_jax.models.arch import Arch
 
 BY_PIECE = ("embed/token", "lm/bias")  # parameters with a row for each piece
+# What makes another function of the same parameters, and does not show in a shape.
+FUNCTION = ("heads", "activation", "norm_eps")
 
 
 def warm_start(
-    fresh: dict, *, tokenizer: Tokenizer, source: LoadedModel
+    fresh: dict, *, arch: Arch, tokenizer: Tokenizer, source: LoadedModel
 ) -> tuple[dict, list[str]]:
-    """Parameters shaped as `fresh`, for `tokenizer`, and a report of their origin."""
+    """Parameters of `arch`, shaped as `fresh`, and a report of their origin."""
     ours, theirs = flatten(jax.device_get(fresh)), flatten(source.params)
     same_pieces = source.tokenizer.hash == tokenizer.hash
     pairs = shared_pieces(source.tokenizer, tokenizer)
-    taken, initialised, problems = {}, [], []
+    taken, initialised = {}, []
+    problems = [
+        f"arch.{name} is {getattr(source.arch, name)!r} there, {getattr(arch, name)!r} "
+        f"here: give --config.arch.{name}={getattr(source.arch, name)}"
+        for name in FUNCTION
+        if getattr(source.arch, name) != getattr(arch, name)
+    ]
     for name, leaf in ours.items():
         if name not in theirs:
             taken[name] = leaf

@@ -4,10 +4,14 @@ import contextlib
 import fcntl
 import os
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from bert_jax.errors import InputError
+from etils import epath
+
+from bert_jax.bucket import is_bucket, upload
+from bert_jax.errors import InputError, UnfinishedError
 
 LOCK = ".lock"
 
@@ -23,26 +27,54 @@ def whole_folder(
     `same` says that it is gone on with.
     """
     out = Path(out)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise InputError(f"{out} exists already: choose another name or remove it")
+    check_free(out)
     scratch = out.parent / f".{out.name}.partial"
     with locked(scratch):
+        check_free(out)  # another process may have just finished it
         if not same(scratch):
             for left in scratch.iterdir():
                 if left.name != LOCK:
                     shutil.rmtree(left) if left.is_dir() else left.unlink()
         try:
             yield scratch
-            (scratch / LOCK).unlink()
             if out.exists():
                 out.rmdir()  # empty, checked above
             os.rename(scratch, out)
-        except InputError:
-            shutil.rmtree(scratch, ignore_errors=True)
+            (out / LOCK).unlink()
+        except OSError as error:
+            raise InputError(f"{out} could not be written: {error}") from error
+        except InputError as error:
+            if not isinstance(error, UnfinishedError):
+                shutil.rmtree(scratch, ignore_errors=True)
             raise
         finally:
             if not same(scratch):
                 shutil.rmtree(scratch, ignore_errors=True)
+
+
+def check_free(out: Path) -> None:
+    """Raises where a folder could not take the place of `out`."""
+    if not os.path.lexists(out):
+        return
+    if not out.is_dir() or any(out.iterdir()):
+        raise InputError(f"{out} exists already: choose another name or remove it")
+    if out.is_symlink() or os.path.ismount(out) or out.samefile("."):
+        raise InputError(f"{out} cannot be replaced: give a new folder inside it")
+
+
+@contextlib.contextmanager
+def new_folder(out: str | Path) -> Iterator[Path]:
+    """As `whole_folder`, also in a bucket, to which it is copied at the end."""
+    if not is_bucket(out):
+        with whole_folder(out) as scratch:
+            yield scratch
+        return
+    target = epath.Path(out)
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise InputError(f"{out} exists already: choose another name or remove it")
+    with tempfile.TemporaryDirectory() as scratch:
+        yield Path(scratch)
+        upload(Path(scratch), target)
 
 
 @contextlib.contextmanager
@@ -51,6 +83,8 @@ def locked(folder: Path, *, wait: bool = False) -> Iterator[None]:
 
     Where another one is in it, waits until it is done, or raises.
     """
+    if is_bucket(folder):
+        raise InputError(f"{folder} is in a bucket: give a folder of this machine")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = open(folder / LOCK, "a")  # noqa: SIM115  (closed below)
@@ -59,8 +93,10 @@ def locked(folder: Path, *, wait: bool = False) -> Iterator[None]:
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except OSError:
+        except BlockingIOError:
             raise InputError(f"{folder} is in use by another process") from None
+        except OSError as error:
+            raise InputError(f"{folder} cannot be locked: {error}") from None
         yield
 
 

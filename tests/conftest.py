@@ -36,13 +36,22 @@ def shared_data() -> Path:
 
 @pytest.fixture
 def bucket(tmp_path, monkeypatch) -> Path:
-    """A folder that stands for all of gs://, for whatever goes through etils.epath."""
+    """A folder that stands for all of gs://, for etils.epath and for fsspec.
+
+    Its files are TensorFlow's, as those of gs:// are where TensorFlow is installed.
+    """
+    import fsspec
     from etils.epath import backend, gpath
 
     folder = tmp_path / "gs"
     real = gpath._GPath._backend
+    monkeypatch.setattr(
+        fsspec.core,
+        "url_to_fs",
+        lambda url: (fsspec.filesystem("file"), url.replace("gs://", f"{folder}/")),
+    )
 
-    class Folder(type(backend.os_backend)):
+    class Folder(type(backend.tf_backend)):
         def __getattribute__(self, name):
             found = super().__getattribute__(name)
             if not callable(found) or name.startswith("_"):

@@ -3,15 +3,18 @@
 import fcntl
 import json
 import shutil
+from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
 import bert_jax
-from bert_jax import checkpoint
+from bert_jax import checkpoint, metrics, optim
 from bert_jax.errors import InputError
+from bert_jax.evaluators.held_out import HeldOut
 from bert_jax.metrics import NotFiniteError, read_metrics
+from bert_jax.objectives.base import Mean
 from bert_jax.train import train
 from tests import tiny
 
@@ -43,7 +46,7 @@ def test_a_run_leaves_what_a_workdir_holds(finished):
     names = {path.name for path in finished.iterdir()}
     assert names >= {"run.json", "tokenizer", "checkpoints", "metrics.jsonl"}
     assert names >= {"tensorboard", "loss.png"}
-    assert sorted(p.name for p in (finished / "checkpoints").iterdir()) == list("346")
+    assert sorted(p.name for p in (finished / "checkpoints").iterdir()) == list("246")
     rows = read_metrics(finished / "metrics.jsonl")
     trained = [row for row in rows if row["kind"] == "train"]
     assert [row["step"] for row in trained] == [1, 2, 3, 4, 5, 6]
@@ -111,27 +114,80 @@ def test_another_tokenizer_in_the_workdir_is_noticed(copy, tmp_path):
         _ = bert_jax.load(copy).tokenizer
 
 
-def test_scores_are_there_whenever_the_last_checkpoint_is(tiny_corpus, tmp_path):
-    """Killed between the two, the scores are computed again."""
-    from bert_jax.checkpoint import Checkpoints
+def test_scores_are_there_whenever_the_last_checkpoint_is(
+    tiny_corpus, tmp_path, monkeypatch
+):
+    """Killed between the two, the scores are computed by the next run."""
 
     class Killed(BaseException):
         pass
 
-    def killed(self, state):
-        raise Killed
+    score, calls = HeldOut.run, []
 
-    run = tiny.make_run(tiny_corpus, steps=2, eval__data=tiny_corpus.path)
-    save, Checkpoints.save = Checkpoints.save, killed
-    try:
+    def killed_at_the_first_and_third(self, params):
+        calls.append(len(calls))
+        if calls[-1] in (0, 2):
+            raise Killed
+        return score(self, params)
+
+    run = tiny.make_run(
+        tiny_corpus, steps=4, eval__data=tiny_corpus.path, eval__every=2
+    )
+    monkeypatch.setattr(HeldOut, "run", killed_at_the_first_and_third)
+    for step in (2, 4):
         with pytest.raises(Killed):
             train(run, tmp_path / "run", progress=False)
-    finally:
-        Checkpoints.save = save
+        assert bert_jax.load(tmp_path / "run").step == step
     result = train(run, tmp_path / "run", progress=False)
-    assert result["eval"]["step"] == 2
+    assert result["finished"]
+    assert result["eval"]["step"] == 4
     rows = read_metrics(tmp_path / "run/metrics.jsonl")
-    assert [row["step"] for row in rows if row["kind"] == "eval"] == [2]
+    assert [row["step"] for row in rows if row["kind"] == "eval"] == [2, 4]
+
+
+def test_an_evaluation_that_fails_loses_no_training(tiny_corpus, tmp_path, monkeypatch):
+    def fails(self, params):
+        raise InputError("the held-out text is gone")
+
+    monkeypatch.setattr(HeldOut, "run", fails)
+    run = tiny.make_run(tiny_corpus, eval__data=tiny_corpus.path, eval__every=4)
+    with pytest.raises(InputError, match="is gone"):
+        train(run, tmp_path / "run", progress=False)
+    assert bert_jax.load(tmp_path / "run").step == 4
+
+
+def test_checkpoints_come_when_they_are_asked_for(tiny_corpus, tmp_path):
+    """Evaluations, or none for want of data, do not make more of them."""
+    run = tiny.make_run(tiny_corpus, save_every=4, eval__every=1, keep=9)
+    train(run, tmp_path / "run", progress=False)
+    folder = tmp_path / "run/checkpoints"
+    assert sorted(path.name for path in folder.iterdir()) == ["4", "6"]
+    rows = read_metrics(tmp_path / "run/metrics.jsonl")
+    assert not [row for row in rows if row["kind"] == "eval"]
+
+
+def test_the_clock_goes_on_while_lines_are_written(tiny_corpus, monkeypatch):
+    """Steps of a second, a line after two that takes five: by then more are done."""
+    now = [0.0]
+    rates = []
+
+    class Writers:
+        def advance(self):
+            now[0] += 1.0
+
+        def write(self, step, values, kind):
+            rates.append(values["steps_per_second"])
+            now[0] += 5.0
+
+    run = tiny.make_run(tiny_corpus, log_every=2)
+    under_way = metrics.UnderWay(run, Writers())
+    monkeypatch.setattr(metrics.time, "perf_counter", lambda: now[0])
+    one = Mean(np.float32(1), np.float32(1))
+    means = dict.fromkeys(("loss", "grad_norm", "real_tokens"), one)
+    for step in range(1, 7):
+        under_way.add(step, means, "")
+    under_way.finish()
+    assert rates == pytest.approx([1.0, 2 / 7, 2 / 7])
 
 
 def test_other_text_in_the_same_workdir_is_refused(copy, tiny_tokenizer, tmp_path):
@@ -174,7 +230,8 @@ def test_a_damaged_checkpoint_is_set_aside(tiny_corpus, copy, finished, how, cap
     assert "checkpoint 6 is not usable" in out
     assert reason in out
     assert "resumed at step 4" in out
-    assert (copy / "checkpoints/6.damaged").is_dir()
+    left = {path.name for path in (copy / "checkpoints").glob("*.damaged")}
+    assert left == (set() if how == "unfinished" else {"6.damaged"})
     assert same(leaves(copy), leaves(finished))
 
 
@@ -186,22 +243,35 @@ def test_every_file_of_a_checkpoint_is_in_the_manifest(finished):
     assert any(name.startswith("optimizer") for name in listed)
 
 
-def test_a_loss_that_is_not_finite_stops_the_run(tiny_corpus, tmp_path):
+def test_a_loss_that_is_not_finite_stops_the_run(tiny_corpus, finished, tmp_path):
+    """The rate explodes with step 6: what was saved before is kept and good."""
     workdir = tmp_path / "run"
-    run = tiny.make_run(
-        tiny_corpus, steps=40, optim__lr=1e30, optim__warmup=0, optim__clip=0
-    )
-    with pytest.raises(NotFiniteError) as caught:
-        train(run, workdir, progress=False)
+    good = tiny.make_run(tiny_corpus, steps=9, save_every=2)
+    schedule = optim.bert_schedule
+
+    def explodes(settings, steps):
+        before = schedule(settings, steps)
+        return lambda t: jax.numpy.where(t == 5, 1e38, before(t))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(optim, "bert_schedule", explodes)
+        with pytest.raises(NotFiniteError) as caught:
+            train(good, workdir, progress=False)
     text = str(caught.value)
-    assert "not finite at step" in text
-    bad = int(text.split("at step ")[1].split(".")[0])
-    steps = checkpoint.Checkpoints(workdir, keep=9, say=print).steps()
-    assert all(step < bad for step in steps)
-    assert all(
-        np.isfinite(leaf).all() for step in steps for leaf in leaves(workdir, step)
+    assert "the parameters are not finite after step 6. Stopped" in text
+    assert f"step 4 is the last good checkpoint in {workdir}" in text
+    assert checkpoint.Checkpoints(workdir, keep=9, say=print).steps() == [2, 4]
+    assert all(np.isfinite(leaf).all() for leaf in leaves(workdir, 4))
+    assert train(good, workdir, progress=False)["finished"]
+
+
+def test_a_loss_that_is_not_finite_between_checkpoints(tiny_corpus, tmp_path):
+    run = tiny.make_run(
+        tiny_corpus, steps=40, optim__lr=1e30, optim__warmup=0, save_every=40
     )
-    assert "last good checkpoint" in text or "none saved" in text
+    with pytest.raises(NotFiniteError, match="gradient is not finite at step 2"):
+        train(run, tmp_path / "run", progress=False)
+    assert not (tmp_path / "run/checkpoints").exists()
 
 
 def test_a_full_disk_keeps_the_last_good_checkpoint(tiny_corpus, tmp_path, monkeypatch):
@@ -227,6 +297,20 @@ def test_a_full_disk_keeps_the_last_good_checkpoint(tiny_corpus, tmp_path, monke
     assert train(tiny.make_run(tiny_corpus), tmp_path / "run", progress=False)[
         "finished"
     ]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full: not Linux")
+def test_metrics_on_a_full_disk(tiny_corpus, tmp_path, capsys):
+    """Are lost with a word, and the training is not."""
+    writers = metrics.Writers(tmp_path, start=0, steps=1, progress=False)
+    with writers:
+        writers.file.close()
+        writers.file = open("/dev/full", "a")  # noqa: SIM115
+        writers.write(1, {"loss": 1.0}, kind="eval")
+    out = capsys.readouterr().out
+    assert "the metrics of step 1 could not be written: " in out
+    assert "metrics.jsonl could not be written to its end: " in out
+    assert out.count("No space left on device") == 2
 
 
 def test_rows_that_are_no_pairs_turn_next_sentence_off(tiny_corpus, tmp_path, capsys):
@@ -296,6 +380,66 @@ def test_warm_start_from_another_shape_is_refused(tiny_corpus, finished, tmp_pat
     run = tiny.make_run(tiny_corpus, init=finished, arch__width=64)
     with pytest.raises(InputError, match=r"does not fit config\.arch"):
         train(run, tmp_path / "run")
+
+
+def test_warm_start_to_another_function_is_refused(tiny_corpus, finished, tmp_path):
+    """Shapes tell nothing of the number of heads, of gelu or of epsilon."""
+    changes = {"arch__heads": 4, "arch__activation": "relu", "arch__norm_eps": 0.1}
+    run = tiny.make_run(tiny_corpus, init=finished, **changes)
+    with pytest.raises(InputError, match=r"does not fit config\.arch") as caught:
+        train(run, tmp_path / "run")
+    text = str(caught.value)
+    assert "arch.heads is 2 there, 4 here: give --config.arch.heads=2" in text
+    assert "arch.activation is 'gelu' there, 'relu' here" in text
+    assert "arch.norm_eps is 1e-12 there, 0.1 here" in text
+
+
+@pytest.mark.parametrize("field", ["init", "eval__data", "data"])
+def test_what_is_not_there_leaves_no_workdir(field, tiny_corpus, tmp_path):
+    run = tiny.make_run(tiny_corpus, **{field: tmp_path / "nope"})
+    with pytest.raises(InputError, match="nope .*does not exist"):
+        train(run, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_checkpoints_without_their_run_are_refused(tiny_corpus, copy):
+    (copy / "run.json").unlink()
+    with pytest.raises(InputError, match=r"has checkpoints, but no run\.json"):
+        train(tiny.make_run(tiny_corpus, optim__lr=0.5), copy)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda about: about.clear(),
+        lambda about: about["config"]["arch"].update(new=1),
+        lambda about: about["config"]["arch"].update(width="32"),
+        lambda about: about.update(heads=3),
+    ],
+)
+def test_a_run_json_of_another_form(change, tiny_corpus, copy):
+    about = json.loads((copy / "run.json").read_text())
+    change(about)
+    (copy / "run.json").write_text(json.dumps(about))
+    for use in (bert_jax.load, lambda path: train(tiny.make_run(tiny_corpus), path)):
+        with pytest.raises(
+            InputError, match=r"run\.json is damaged, or of another ver"
+        ):
+            use(copy)
+
+
+def test_a_tokenizer_that_is_in_the_way(tiny_corpus, tmp_path):
+    mine = tmp_path / "run/tokenizer"
+    tiny.make_tokenizer(pieces=90, folder=tmp_path).save(mine)
+    before = (mine / "vocab.txt").read_text()
+    with pytest.raises(InputError, match="is another tokenizer than that of the data"):
+        train(tiny.make_run(tiny_corpus), tmp_path / "run")
+    assert (mine / "vocab.txt").read_text() == before
+
+
+def test_a_workdir_in_a_bucket(tiny_corpus):
+    with pytest.raises(InputError, match="is in a bucket: give a folder of this"):
+        train(tiny.make_run(tiny_corpus), "gs://bucket/run")
 
 
 def test_one_device_and_eight_agree(tiny_corpus, finished, tmp_path):

@@ -1,9 +1,12 @@
 """Folders that are there whole or not at all."""
 
+from pathlib import Path
+
 import pytest
 
+from bert_jax import whole
 from bert_jax.errors import InputError
-from bert_jax.whole import locked, whole_folder
+from bert_jax.whole import check_free, locked, new_folder, whole_folder
 
 
 def test_a_folder_appears_with_the_end_of_the_block(tmp_path):
@@ -52,6 +55,68 @@ def test_two_writers_of_one_folder(tmp_path):
         ):
             pass
     assert (tmp_path / "out" / "file").read_text() == "first"
+
+
+def test_one_that_was_finished_meanwhile(tmp_path, monkeypatch):
+    """Between the look at `out` and the lock, another process wrote it."""
+    out = tmp_path / "out"
+    checks = []
+
+    def check(path):
+        checks.append(path)
+        if len(checks) == 2:
+            out.mkdir()
+            (out / "file").write_text("theirs")
+        check_free(path)
+
+    monkeypatch.setattr(whole, "check_free", check)
+    with pytest.raises(InputError, match="exists already"), whole_folder(out):
+        pass
+    assert (out / "file").read_text() == "theirs"
+
+
+def test_empty_folders_that_cannot_be_replaced(tmp_path, monkeypatch):
+    """Found before any work is done, not after."""
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "empty")
+    monkeypatch.chdir(tmp_path / "empty")
+    for out in (tmp_path / "link", tmp_path / "empty", "."):
+        with (
+            pytest.raises(InputError, match="cannot be replaced: give a new folder"),
+            whole_folder(out),
+        ):
+            pass
+    monkeypatch.chdir(tmp_path)
+    with whole_folder(tmp_path / "empty") as scratch:
+        (scratch / "file").write_text("x")
+    assert (tmp_path / "link/file").read_text() == "x"
+
+
+def test_a_full_disk(tmp_path):
+    def fill():
+        with whole_folder(tmp_path / "out"):
+            raise OSError(28, "No space left on device")
+
+    with pytest.raises(InputError, match=r"out could not be written: .*No space left"):
+        fill()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["gs://bucket/out", Path("gs://bucket/out")])
+def test_a_bucket_is_no_folder(name):
+    with pytest.raises(InputError, match="is in a bucket"), whole_folder(name):
+        pass
+
+
+def test_a_new_folder_in_a_bucket(bucket):
+    with new_folder("gs://models/new") as scratch:
+        (scratch / "file").write_text("x")
+    assert (bucket / "models/new/file").read_text() == "x"
+    with (
+        pytest.raises(InputError, match="exists already"),
+        new_folder("gs://models/new"),
+    ):
+        pass
 
 
 def test_a_lock_is_given_back(tmp_path):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from bert_jax.convert import tables
@@ -174,9 +175,9 @@ def read_arch(path: Path) -> Arch:
         )
     if config.get("is_decoder", False):
         problems.append("is_decoder=true: only encoders can be read")
-    activation = config.get("hidden_act", "gelu")
+    activation = str(config.get("hidden_act", "gelu"))
     if activation not in tables.ACTIVATIONS:
-        problems.append(unknown("hidden_act", str(activation), tables.ACTIVATIONS))
+        problems.append(unknown("hidden_act", activation, tables.ACTIVATIONS))
     if problems:
         raise InputError(f"{path}: " + "\n".join(problems))
     sizes = {
@@ -184,7 +185,10 @@ def read_arch(path: Path) -> Arch:
         for ours, theirs in tables.BERT_CONFIG.items()
         if theirs in config
     }
-    return Arch(**sizes, activation=tables.ACTIVATIONS[activation])
+    try:
+        return Arch(**sizes, activation=tables.ACTIVATIONS[activation])
+    except InputError as error:
+        raise InputError(f"{path} (in our names): {error}") from None
 
 
 def write_config(path: Path, arch: Arch, *, reference: str, pad_id: int) -> None:
@@ -260,7 +264,10 @@ def export_model(out: str | Path, params: dict, arch: Arch, tokenizer) -> float 
     reference = tables.BERT_CLASSES[heads_of(params)]
     with whole_folder(out) as scratch:
         weights = scratch / "model.safetensors"
-        save_file(to_theirs(params, arch), weights, metadata={"format": "pt"})
+        try:
+            save_file(to_theirs(params, arch), weights, metadata={"format": "pt"})
+        except SafetensorError as error:  # as it calls a full disk
+            raise OSError(str(error)) from None
         config = scratch / "config.json"
         write_config(config, arch, reference=reference, pad_id=tokenizer.pad_id)
         tokenizer.save(scratch)

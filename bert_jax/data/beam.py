@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 from etils import epath
 
+from bert_jax.bucket import is_bucket, upload
 from bert_jax.data import prepare as local
 from bert_jax.data.corpus import Corpus, open_corpus, shard_name
 from bert_jax.data.duplicates import digest, words_of
@@ -56,7 +57,6 @@ def prepare_with_beam(
     """Writes the corpus, whole or not at all; `options` are flags of the runner."""
     try:
         import apache_beam as beam
-        from apache_beam.options.pipeline_options import PipelineOptions
     except ModuleNotFoundError:
         raise InputError(
             "--runner needs Apache Beam: pip install 'bert_jax[beam]'"
@@ -73,7 +73,7 @@ def prepare_with_beam(
     ]
     with (
         folder_for(out) as folder,
-        beam.Pipeline(runner, PipelineOptions(list(options))) as pipeline,
+        make_pipeline(runner, options) as pipeline,
     ):
         told = Told(files_of(tokenizer), settings, str(folder))
         named = pipeline | "groups" >> beam.Create(groups) | beam.Reshuffle()
@@ -91,10 +91,15 @@ def prepare_with_beam(
             | "tokenise"
             >> beam.FlatMap(tokenise, told=told).with_outputs("counts", main="records")
         )
-        sizes = made.records | "sizes" >> beam.Map(lambda r: (r[0], framed_size(r[1])))
+        shards = (
+            made.records
+            | "sizes" >> beam.Map(lambda record: (record[0], framed_size(record[1])))
+            | "all sizes" >> beam.combiners.ToList()
+            | "shards of all" >> beam.Map(shards_of)
+        )
         parts = (
             made.records
-            | "to shards" >> beam.Map(to_shard, sizes=beam.pvalue.AsList(sizes))
+            | "to shards" >> beam.Map(to_shard, shards=beam.pvalue.AsSingleton(shards))
             | "shards" >> beam.GroupByKey()
             | "write" >> beam.Map(write_shard, told=told)
         )
@@ -112,11 +117,26 @@ def prepare_with_beam(
     return open_corpus(out)
 
 
+def make_pipeline(runner: str, flags: Sequence[str]):
+    import apache_beam as beam
+    from apache_beam.options.pipeline_options import PipelineOptions
+
+    options = PipelineOptions(list(flags))
+    given = options.get_all_options(retain_unknown_options=True)
+    extra = sorted({*given} - {*options.get_all_options()})
+    if extra:
+        raise InputError(f"Beam knows no option --beam.{', --beam.'.join(extra)}")
+    try:
+        return beam.Pipeline(runner, options)
+    except ValueError as error:  # an unknown runner, or an option that it lacks
+        raise InputError(f"--runner {runner}: {error}") from None
+
+
 @contextlib.contextmanager
 def folder_for(out: str | os.PathLike) -> Iterator[epath.Path]:
     """Where workers write: in a bucket, corpus.json comes last and makes it whole."""
-    if "://" in str(out):
-        local.check_free(epath.Path(out))
+    if is_bucket(out):
+        local.check_no_corpus(epath.Path(out))
         yield epath.Path(out)
     else:
         with whole_folder(out) as scratch:
@@ -170,15 +190,14 @@ def tokenise(group: tuple[int, dict], told: Told) -> Iterator:
     yield TaggedOutput("counts", reader.counts)
 
 
-def to_shard(record: tuple[Key, bytes], sizes: list[tuple[Key, int]]):
-    """(shard, record): a shard takes records, in order, until it is large enough."""
-    return shards_of(tuple(sorted(sizes)))[record[0]], record
+def to_shard(record: tuple[Key, bytes], shards: dict[Key, int]):
+    return shards[record[0]], record
 
 
-@lru_cache(maxsize=1)
-def shards_of(sizes: tuple[tuple[Key, int], ...]) -> dict[Key, int]:
+def shards_of(sizes: Iterable[tuple[Key, int]]) -> dict[Key, int]:
+    """The shard of each record; it takes them, in order, until it is large enough."""
     shard, offset, found = 0, 0, {}
-    for key, size in sizes:
+    for key, size in sorted(sizes):
         if offset >= local.SHARD_BYTES:
             shard, offset = shard + 1, 0
         found[key] = shard
@@ -216,4 +235,4 @@ def write_index(
         settled = {"inputs": inputs, **told.settings._asdict()}
         tokenizer.save(Path(folder) / "tokenizer")
         index.write(Path(folder), tokenizer, settings=settled, read=read)
-        local.upload(Path(folder), epath.Path(told.folder))
+        upload(Path(folder), epath.Path(told.folder), last="corpus.json")

@@ -23,14 +23,16 @@ import dataclasses
 import io
 import json
 import os
-import tempfile
 import threading
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 
 import numpy as np
 from etils import epath
+from tqdm import tqdm
 
+from bert_jax.bucket import is_bucket, read_range
 from bert_jax.data.tokenizers import Tokenizer, load_tokenizer
 from bert_jax.errors import InputError
 
@@ -48,13 +50,7 @@ class Corpus:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        folder = self.path / "tokenizer"
-        with tempfile.TemporaryDirectory() as copy:
-            if self.remote:
-                for path in folder.iterdir():
-                    path.copy(epath.Path(copy) / path.name)
-                folder = copy
-            tokenizer = load_tokenizer(folder)
+        tokenizer = load_tokenizer(self.path / "tokenizer")
         if tokenizer.hash != self.about["tokenizer"]["hash"]:
             raise InputError(
                 f"{self.path / 'tokenizer'} is not the tokenizer the corpus was made "
@@ -79,7 +75,7 @@ class Corpus:
     @cached_property
     def remote(self) -> bool:
         """Whether it lies in a bucket, where a read takes its time."""
-        return "://" in str(self.path)
+        return is_bucket(self.path)
 
     @cached_property
     def record_starts(self) -> np.ndarray:
@@ -120,7 +116,10 @@ class Corpus:
         return {name: np.concatenate([part[name] for part in parts]) for name in names}
 
     def read_record(self, record: int, low: int, high: int) -> dict[str, np.ndarray]:
-        """Pieces low..high of one record; pages that lie wholly inside are checked."""
+        """Pieces low..high of one record; pages that lie wholly inside are checked.
+
+        Pages at the ends of a read are looked at by `verify` alone.
+        """
         shard = self.shards[self.index["shard"][record]]
         wide = self.dtype.itemsize
         at = int(self.index["ids_at"][record])
@@ -128,7 +127,7 @@ class Corpus:
         bits = {}
         for unit in self.units:
             at = int(self.index[f"starts/{unit}_at"][record])
-            bits[unit] = shard.read(at + low // 8, (high + 7) // 8 - low // 8)
+            bits[unit] = shard.read(at + low // 8, -(-high // 8) - low // 8)
         self.check(record, low, high, ids, bits, shard)
         columns = {"ids": np.frombuffer(ids, self.dtype)}
         for unit, packed in bits.items():
@@ -142,17 +141,25 @@ class Corpus:
             -(-low // PAGE),
             (high // PAGE if high < size else -(-high // PAGE)),
         )
-        known = self.index["pages"][self.page_starts[record] + np.arange(first, last)]
-        wide = self.dtype.itemsize
-        ids, bits = memoryview(ids), {unit: memoryview(b) for unit, b in bits.items()}
-        for page, crc in zip(range(first, last), known.tolist(), strict=True):
-            begin = page * PAGE - low
-            found = zlib.crc32(ids[begin * wide : (begin + PAGE) * wide])
-            at = page * PAGE // 8 - low // 8
-            for packed in bits.values():
-                found = zlib.crc32(packed[at : at + PAGE // 8], found)
-            if found != crc:
-                raise damaged(shard, f"page {page} of record {record}")
+        if first >= last:
+            return
+        begin = first * PAGE
+        ids = ids[(begin - low) * self.dtype.itemsize :]
+        bits = [packed[begin // 8 - low // 8 :] for packed in bits.values()]
+        found = page_checksums(ids, bits, self.dtype.itemsize)[: last - first]
+        start = self.page_starts[record]
+        wrong = np.flatnonzero(
+            found != self.index["pages"][start + first : start + last]
+        )
+        if len(wrong):
+            raise damaged(shard, f"page {first + wrong[0]} of record {record}")
+
+    def verify(self) -> None:
+        """Reads everything once and raises where a single bit is another one."""
+        records = tqdm(range(self.records), desc="checksums", disable=None, leave=False)
+        for record in records:
+            self.sentences(record)
+            self.read_record(record, 0, int(self.index["pieces"][record]))
 
     @cached_property
     def page_starts(self) -> np.ndarray:
@@ -186,7 +193,7 @@ class Shard:
 
     def __init__(self, path: epath.Path):
         self.path, self.bytes_read = path, 0
-        self.local = "://" not in str(path)
+        self.local = not is_bucket(path)
         self.lock = threading.Lock()
 
     def read(self, offset: int, size: int) -> bytes:
@@ -199,9 +206,7 @@ class Shard:
                 finally:
                     os.close(file)
             else:
-                with self.path.open("rb") as file:
-                    file.seek(offset)
-                    data = file.read(size)
+                data = read_range(self.path, offset, size)
         except OSError as error:
             raise InputError(f"{self.path} cannot be read: {error}") from None
         with self.lock:
@@ -229,6 +234,18 @@ def unpack_counts(data: bytes) -> np.ndarray:
     return (ends - begins) * 255 + packed[ends]
 
 
+def page_checksums(ids: bytes, bits: list[bytes], wide: int) -> np.ndarray:
+    """One for each page of a stretch: its ids, then its bits of each unit."""
+    ids, bits = memoryview(ids), [memoryview(packed) for packed in bits]
+    checksums = []
+    for number, at in enumerate(range(0, len(ids), PAGE * wide)):
+        crc = zlib.crc32(ids[at : at + PAGE * wide])
+        for packed in bits:
+            crc = zlib.crc32(packed[number * PAGE // 8 :][: PAGE // 8], crc)
+        checksums.append(crc)
+    return np.asarray(checksums, np.uint32)
+
+
 def shard_name(number: int) -> str:
     return f"shard-{number:05d}.tfrecord"
 
@@ -251,21 +268,38 @@ def open_corpus(path: str | epath.Path) -> Corpus:
         raise InputError(
             f"{path} has format {found}, this version reads {FORMAT}: prepare it again"
         )
-    for name, size in about["files"].items():
-        file = path / name
-        if not file.exists() or file.stat().length != size:
-            raise InputError(
-                f"{file} is missing or not {size} bytes long: prepare the corpus again"
-            )
     try:
+        check_files(path, about["files"])
         with (path / "index.npz").open("rb") as file:
             data = file.read()
         if zlib.crc32(data) != about["index"]:
             raise ValueError("the checksum of index.npz is wrong")
         index = read_index(data)
+    except InputError:
+        raise
     except Exception as error:  # numpy raises many types for a damaged file
         raise InputError(f"{path} is damaged ({error}): prepare it again") from None
     return Corpus(path, about, index)
+
+
+def check_files(path: epath.Path, sizes: dict[str, int]) -> None:
+    """Raises for one that is missing or too short; asks for many at a time."""
+
+    def size_of(name: str) -> int | None:
+        try:
+            return (path / name).stat().length
+        except OSError:
+            return None
+
+    with ThreadPoolExecutor(16) as pool:
+        for (name, size), found in zip(
+            sizes.items(), pool.map(size_of, sizes), strict=True
+        ):
+            if found != size:
+                raise InputError(
+                    f"{path / name} is missing or not {size} bytes long: prepare the "
+                    "corpus again"
+                )
 
 
 def read_index(data: bytes) -> dict[str, np.ndarray]:

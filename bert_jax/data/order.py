@@ -14,7 +14,8 @@ less of another: p ** alpha instead of its share p of the rows, going on in the 
 epoch where it stopped.
 
 The part of a block in one slot's stretch is a read: its text is fetched in one piece
-and its rows are shuffled once more.
+and its rows are shuffled once more. A block is 64 kB of text, less in a small corpus,
+where each slot is to see several places in an epoch.
 """
 
 import dataclasses
@@ -24,10 +25,7 @@ from typing import NamedTuple
 import numpy as np
 
 DIRECTIONS = ("forward", "both")  # of a stream
-# Rows that a slot takes from one place before it goes on to another: neighbours are
-# alike, and training on the same places for long is training on few. In an epoch a
-# slot sees at least so many places, if there are rows enough.
-TOGETHER, PLACES = 32, 8
+PLACES = 8  # that a slot sees in an epoch at least, if there are rows enough
 
 
 class Read(NamedTuple):
@@ -73,7 +71,7 @@ class Order:
     @property
     def together(self) -> int:
         """Rows of one place, at the most."""
-        return max(1, min(TOGETHER, self.rows // (PLACES * self.batch)))
+        return max(1, self.rows // (PLACES * self.batch))
 
     def line(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """Stretches of rows in the order of an epoch, and where each begins on it."""

@@ -9,8 +9,8 @@
 
 A plan is a function of (data, kind, length, seed). Its rows are in the order of the
 text, in blocks: a block is a stretch of text that is read in one piece, and examples
-that share a row come from one block. Records are planned one by one, so memory does
-not grow with the corpus.
+that share a row come from one block. Records are planned one by one and written as
+they come; only of a stream all rows are in memory for a while, some 60 bytes each.
 
 Differs from RoBERTa's FULL-SENTENCES in that a sentence which does not fit goes on in
 the next row, cut between two words: whole sentences leave 13 % of a row of 128 empty
@@ -24,6 +24,8 @@ import hashlib
 import json
 import os
 import random
+import shutil
+import zlib
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -40,8 +42,9 @@ from bert_jax.whole import cache_folder, locked, whole_folder, write_text
 
 KINDS = ("full", "doc", "stream", "sentences", *RULES)
 DRAWN = tuple(RULES)  # kinds whose plan depends on the seed
+LABELLED = tuple(kind for kind in RULES if kind != "electra")
 BLOCK = 1 << 15  # pieces read in one piece: 64 kB
-FORMAT = 2
+FORMAT = 3
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -69,11 +72,15 @@ class Plan:
     @property
     def most(self) -> int:
         """Examples in a row, at the most."""
-        return most_of(self.kind)
+        return most_of(self.kind, self.length)
 
 
-def most_of(kind: str) -> int:
-    return 16 if kind == "sentence-pair" else 8
+def most_of(kind: str, length: int) -> int:
+    """Labels have a place each in the batch, so rows with labels hold a limited number.
+
+    Examples of 16 tokens on average fill a row.
+    """
+    return max(8, length // 16) if kind in LABELLED else length
 
 
 COLUMNS = {  # name: type, shape of one entry
@@ -283,7 +290,7 @@ def plan_record(
         a = a + first
         b, labels = np.zeros_like(a), np.full(len(a), -1)
     if rows is None:
-        order, rows, blocks = pack_blocks(a, b, length, most_of(kind))
+        order, rows, blocks = pack_blocks(a, b, length, most_of(kind, length))
         a, b, labels = a[order], b[order], labels[order]
     else:
         blocks = even_blocks(len(rows), length)
@@ -385,31 +392,46 @@ def write_plan(folder: Path, corpus: Corpus, kind: str, length: int, seed: int) 
                     column = totals[name] + np.cumsum(column)
                     totals[name] = int(column[-1])
                 files[name].write(np.ascontiguousarray(column, dtype).tobytes())
-    longest, cut = length - (3 if kind in RULES else 2), 0
-    for record in range(corpus.records):
-        cut += int((read_text(corpus, record).lengths > longest).sum())
-        if kind not in ("full", "doc"):  # those have read all of it
-            # Every checksum once: in training, pages at the edges of a read are not
-            # looked at.
-            corpus.read_record(record, 0, int(corpus.index["pieces"][record]))
-    about = {"cut": cut, "tokens": tokens, "content": corpus.about["content"]}
+    longest = length - (3 if kind in RULES else 2)
+    cut = sum(
+        int((read_text(corpus, record).lengths > longest).sum())
+        for record in range(corpus.records)
+    )
+    about = {
+        "cut": cut,
+        "tokens": tokens,
+        "content": corpus.about["content"],
+        "checksums": {name: checksum(folder, name) for name in COLUMNS},
+    }
     write_text(folder / "plan.json", json.dumps(about))
 
 
-def read_plan(folder: Path, kind: str, length: int) -> Plan:
-    about = json.loads((folder / "plan.json").read_text())
+def checksum(folder: Path, name: str) -> int:
+    found = 0
+    with open(folder / f"{name}.bin", "rb") as file:
+        while data := file.read(1 << 22):
+            found = zlib.crc32(data, found)
+    return found
+
+
+def read_plan(folder: Path, corpus: Corpus, kind: str, length: int) -> Plan | None:
+    """The plan in a folder; None where there is none, or not just what was written."""
+    try:
+        about = json.loads((folder / "plan.json").read_text())
+        found = {name: checksum(folder, name) for name in COLUMNS}
+        if found != about["checksums"] or about["content"] != corpus.about["content"]:
+            return None
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
     columns = {
         name: np.memmap(folder / f"{name}.bin", dtype, "r").reshape(-1, *shape)
         for name, (dtype, shape) in COLUMNS.items()
     }
-    plan = Plan(kind, length, **columns, about=about)
-    if len(plan.a) != plan.rows[-1] or len(plan) != plan.blocks[-1]:
-        raise InputError(f"{folder} is damaged: remove it, it will be made again")
-    return plan
+    return Plan(kind, length, **columns, about=about)
 
 
 def open_plan(corpus: Corpus, kind: str, length: int, seed: int) -> Plan:
-    """The plan that lies beside the data, made now if it is not there.
+    """The plan that lies beside the data, made now if it is not there or damaged.
 
     Data that cannot be written to, or lies in a bucket, has its plans in the cache.
     """
@@ -421,13 +443,32 @@ def open_plan(corpus: Corpus, kind: str, length: int, seed: int) -> Plan:
         beside = cache_folder() / "plans" / about
     folder = beside / name
     with locked(beside, wait=True):  # another process may be making it
-        if not (folder / "plan.json").exists():
+        verify_once(corpus, beside)
+        plan = read_plan(folder, corpus, kind, length)
+        if plan is None:
+            shutil.rmtree(folder, ignore_errors=True)
             with whole_folder(folder) as scratch:
                 write_plan(scratch, corpus, kind, length, seed)
-    plan = read_plan(folder, kind, length)
-    if plan.about["content"] != corpus.about["content"]:
-        raise InputError(f"{folder} was made for another corpus: remove it")
+            plan = read_plan(folder, corpus, kind, length)
+    if plan is None:
+        raise InputError(f"{folder} does not keep what is written to it: a bad disk?")
     return plan
+
+
+def verify_once(corpus: Corpus, folder: Path) -> None:
+    """Checks every bit of a corpus the first time that just these files are used.
+
+    A copy of the corpus, also one that brings its plans along, is checked anew.
+    """
+    shards = (
+        [] if corpus.remote else corpus.shards
+    )  # those of a bucket stay as they are
+    times = [shard.path.stat().mtime for shard in shards]
+    known = json.dumps({"path": str(corpus.path), "written": times})
+    path = folder / "verified.json"
+    if not path.is_file() or path.read_text() != known:
+        corpus.verify()
+        write_text(path, known)
 
 
 def check(corpus: Corpus, kind: str, length: int) -> None:

@@ -22,6 +22,7 @@ import types
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,6 +30,7 @@ import numpy as np
 from etils import epath
 from tqdm import tqdm
 
+from bert_jax.bucket import is_bucket, upload
 from bert_jax.data import sentences
 from bert_jax.data.corpus import FORMAT, Corpus, open_corpus, pack_counts, shard_name
 from bert_jax.data.duplicates import DUPLICATES, make_filter
@@ -37,12 +39,13 @@ from bert_jax.data.records import (
     framed_size,
     open_shard,
     serialise,
+    tensorflow,
     whole_records,
 )
 from bert_jax.data.segment import SEGMENTERS, UNITS
 from bert_jax.data.text import Document, Source, find_sources
 from bert_jax.data.tokenizers import Tokenizer, load_tokenizer
-from bert_jax.errors import InputError, unknown
+from bert_jax.errors import InputError, UnfinishedError, unknown
 from bert_jax.interrupt import Interrupt
 from bert_jax.whole import cache_folder, whole_folder, write_text
 
@@ -96,16 +99,16 @@ def prepare(
         workers=workers,
         progress=progress,
     )
-    if "://" not in str(out):
+    if not is_bucket(out):
         make(out=Path(out))
     else:  # made here, then copied there
-        check_free(epath.Path(out))
+        check_no_corpus(epath.Path(out))
         known = f"{out} {identity(sources, tokenizer, settings)}"
         name = hashlib.sha256(known.encode()).hexdigest()[:16]
         local = cache_folder() / "prepare" / name
         if not local.exists():
             make(out=local)
-        upload(local, epath.Path(out))
+        upload(local, epath.Path(out), last="corpus.json")
         shutil.rmtree(local)
     return open_corpus(out)
 
@@ -146,18 +149,10 @@ def write_corpus(
         (scratch / SETTINGS).unlink()
 
 
-def check_free(out: epath.Path) -> None:
+def check_no_corpus(out: epath.Path) -> None:
+    """In a bucket; parts of one whose corpus.json is missing may be overwritten."""
     if (out / "corpus.json").exists():
         raise InputError(f"{out} exists already: choose another name or remove it")
-
-
-def upload(local: Path, out: epath.Path) -> None:
-    """To a bucket; corpus.json last, without which there is no corpus."""
-    files = [path for path in local.rglob("*") if path.is_file()]
-    for path in sorted(files, key=lambda path: path.name == "corpus.json"):
-        target = out / path.relative_to(local)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        epath.Path(path).copy(target, overwrite=True)
 
 
 def check(settings: Settings) -> None:
@@ -178,7 +173,10 @@ def identity(sources: list[Source], tokenizer: Tokenizer, settings: Settings) ->
     about = {
         "format": FORMAT,
         "tokenizer": tokenizer.hash,
-        "sources": [[source.name, source.size, source.changed] for source in sources],
+        "sources": [
+            [source.number, source.name, source.size, source.changed]
+            for source in sources
+        ],
         **settings._asdict(),
     }
     return json.dumps(about, indent=1)
@@ -205,7 +203,7 @@ class Reader:
     def __init__(self, sources: list[Source], settings: Settings):
         self.sources, self.settings = sources, settings
         self.counts = {"documents": 0, "too_short": 0, "duplicates": 0}
-        self.characters = 0
+        self.bytes = 0
 
     def batches(self) -> Iterator["Batch"]:
         """Never across groups of sources, which others may read elsewhere."""
@@ -218,7 +216,7 @@ class Reader:
         for source in group:
             for document in source.read():
                 self.counts["documents"] += 1
-                self.characters += len(document.text)
+                self.bytes += len(document.text.encode())
                 if len(document.text) < self.settings.shortest:
                     self.counts["too_short"] += 1
                 elif is_duplicate(document.text):
@@ -265,7 +263,7 @@ def progress_bar(sources: list[Source], shown: bool):
         def show(reader: Reader) -> None:
             seconds = bar.format_dict["elapsed"] or 1e-9
             bar.set_postfix_str(
-                f"{reader.characters / 1e6 / seconds:.1f} MB/s", refresh=False
+                f"{reader.bytes / 1e6 / seconds:.1f} MB/s of text", refresh=False
             )
             bar.update(sum(source.consumed for source in sources) - bar.n)
 
@@ -291,14 +289,20 @@ def in_order(work: Work, batches: Iterator, workers: int, tokenizer: Tokenizer):
     pending = collections.deque()
     # Spawned, because forking a process with threads (TensorFlow's) may hang.
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, context, start_worker, [work]) as pool:
-        for number, batch in enumerate(batches):
-            with spawning() if number < workers else contextlib.nullcontext():
-                pending.append(pool.submit(do_work, batch))
-            if len(pending) > workers + 2:
+    try:
+        with ProcessPoolExecutor(workers, context, start_worker, [work]) as pool:
+            for batch in batches:
+                with spawning():  # the pool starts a worker when it needs one
+                    pending.append(pool.submit(do_work, batch))
+                if len(pending) > workers + 2:
+                    yield pending.popleft().result()
+            while pending:
                 yield pending.popleft().result()
-        while pending:
-            yield pending.popleft().result()
+    except BrokenProcessPool:
+        raise UnfinishedError(
+            "a worker process was killed, perhaps for want of memory. What is done is "
+            "kept: run the same command, if need be with fewer --workers"
+        ) from None
 
 
 @contextlib.contextmanager
@@ -423,8 +427,8 @@ class Writer:
                 self.enter(data)
             if self.offset != path.stat().st_size:
                 raise InputError(
-                    f"{path}, left by an interrupted run, is damaged: remove "
-                    f"{self.folder} and start again"
+                    f"{path}, left by an interrupted run, is damaged: it was removed, "
+                    "run the same command to start again"
                 )
         if last:
             for data in whole_records(last):
@@ -433,12 +437,20 @@ class Writer:
 
     def append(self, data: bytes) -> None:
         """One record, which may hold no document: its number is that of its batch."""
-        if self.file is None or self.offset >= SHARD_BYTES:
-            self.close()
-            self.shards, self.offset = self.shards + 1, 0
-            self.file = open_shard(self.folder / shard_name(self.shards - 1))
-        self.file.write(data)
-        self.file.flush()
+        try:
+            if self.file is None or self.offset >= SHARD_BYTES:
+                self.close()
+                self.shards, self.offset = self.shards + 1, 0
+                self.file = open_shard(self.folder / shard_name(self.shards - 1))
+            self.file.write(data)
+            self.file.flush()
+        except tensorflow().errors.OpError as error:
+            free = shutil.disk_usage(self.folder).free
+            raise UnfinishedError(
+                f"{self.folder} cannot be written: {error.message} "
+                f"({free / 1e6:.0f} MB are free). What is done is kept: make room and "
+                "run the same command"
+            ) from None
         self.enter(data)
 
     def enter(self, data: bytes) -> None:

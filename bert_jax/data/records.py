@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bert_jax.data.corpus import FORMAT, PAGE, shard_name, unpack_counts
+from bert_jax.data.corpus import FORMAT, page_checksums, shard_name, unpack_counts
 from bert_jax.data.tokenizers import Tokenizer
 from bert_jax.errors import InputError
 from bert_jax.whole import write_text
@@ -136,14 +136,3 @@ class Index:
             **about,
         }
         write_text(folder / "corpus.json", json.dumps(about, indent=2) + "\n")
-
-
-def page_checksums(ids: bytes, bits: list[bytes], wide: int) -> np.ndarray:
-    """One for each page of a record: its ids, then its bits of each unit."""
-    checksums = []
-    for number, at in enumerate(range(0, len(ids), PAGE * wide)):
-        crc = zlib.crc32(ids[at : at + PAGE * wide])
-        for packed in bits:
-            crc = zlib.crc32(packed[number * PAGE // 8 :][: PAGE // 8], crc)
-        checksums.append(crc)
-    return np.asarray(checksums, np.uint32)

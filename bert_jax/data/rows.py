@@ -19,14 +19,11 @@ from functools import cached_property
 import numpy as np
 
 from bert_jax.data.corpus import Corpus
-from bert_jax.data.pairs import RULES
-from bert_jax.data.plans import Plan, check, open_plan
+from bert_jax.data.plans import LABELLED, Plan, check, open_plan
 from bert_jax.errors import InputError, unknown
 
 ACROSS = ("attend", "block")  # whether attention crosses documents in a full row
-LABELLED = tuple(kind for kind in RULES if kind != "electra")
-SPARE = 0.08  # of the text may be read for nothing, so that it takes fewer reads,
-REMOTE_GAP = 4096  # in a bucket all gaps up to so many pieces: to ask takes longer
+SPARE = 0.08  # of the text may be read for nothing, so that it takes fewer reads
 
 Batch = dict[str, np.ndarray]
 
@@ -39,13 +36,10 @@ class Pieces:
         stretches = stretches[np.argsort(stretches[:, 0], kind="stable")]
         reach = np.maximum.accumulate(stretches[:, 1])
         gaps = stretches[1:, 0] - reach[:-1]
-        if corpus.remote:
-            skipped = gaps > REMOTE_GAP
-        else:  # the smallest are read along
-            order = np.argsort(gaps, kind="stable")
-            spent = np.cumsum(np.maximum(gaps[order], 0))
-            skipped = np.empty(len(gaps), bool)
-            skipped[order] = spent > SPARE * np.diff(stretches).sum()
+        order = np.argsort(gaps, kind="stable")  # the smallest are read along
+        spent = np.cumsum(np.maximum(gaps[order], 0))
+        skipped = np.empty(len(gaps), bool)
+        skipped[order] = spent > SPARE * np.diff(stretches).sum()
         edges = np.flatnonzero(skipped) + 1
         # None at all, where the last row of a stream is nothing but a separator.
         first = np.concatenate([[0], edges]).astype(int)[: len(stretches)]
@@ -143,8 +137,13 @@ class Rows:
         """Makes some rows of a batch run backwards; padding stays at the end."""
         for row in rows:
             size = int((batch["group"][row] > 0).sum())
-            for name in ("ids", "words", *self.corpus.units):
+            for name in {"ids", "group", "words", *self.corpus.units}:
                 batch[name][row, :size] = batch[name][row, :size][::-1].copy()
+            # Positions count up again, from 0 in every group.
+            place, group = np.arange(size), batch["group"][row, :size]
+            begins = np.diff(group, prepend=-1) != 0
+            start = np.maximum.accumulate(place * begins)
+            batch["positions"][row, :size] = place - start
 
     def layout(self, rows: np.ndarray) -> "Layout":
         """Where in the batch everything goes, as places in the flattened arrays."""

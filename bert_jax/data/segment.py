@@ -18,13 +18,17 @@ from bert_jax.errors import InputError
 
 Borders = dict[str, list[int]]
 
+# Chinese characters and kana, which are written without spaces.
+IDEOGRAPHS = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0002fa1f"
+
 _TAG = re.compile(r"/[A-Za-z]+[0-9]?$")
 UNTAGGED = 50  # words of a document without a tag: it is not tagged text
+_ALONE = re.compile(f"[{IDEOGRAPHS}]")
 _CLOSED = re.compile(r"\][A-Za-z]+$")
 
 
 def by_spaces(text: str) -> tuple[str, Borders]:
-    """A space between two Latin words stays: the model would run them together."""
+    """A space between words of letters stays: the model would run them together."""
     plain, words, at = [], [], 0
     for number, line in enumerate(text.split("\n")):
         for word in (["\n"] if number else []) + line.split():
@@ -86,8 +90,8 @@ def by_jieba(text: str) -> tuple[str, Borders]:
 
 
 def needs_space(before: str, word: str) -> bool:
-    ends, begins = before[-1:], word[:1]
-    return all(c.isascii() and c.isalnum() for c in (ends, begins)) and bool(ends)
+    """Between a letter or digit and another, where neither is an ideograph."""
+    return all(c.isalnum() and not _ALONE.match(c) for c in (before[-1:], word[:1]))
 
 
 SEGMENTERS: dict[str, Callable[[str], tuple[str, Borders]] | None] = {

@@ -84,7 +84,8 @@ def _is_border(line: str, start: int, end: re.Match) -> bool:
 
 def _is_abbreviation(line: str, start: int, end: re.Match) -> bool:
     """Whether the full stop `end` only shortens the word before it."""
-    before = line[start : end.start()]
+    # Only its last words matter: a line of nothing but abbreviations may be long.
+    before = line[max(start, end.start() - 100) : end.start()]
     words = before.rsplit(None, 1)
     if not words or _ITEM.fullmatch(before):
         return True

@@ -22,6 +22,7 @@ from typing import BinaryIO, NamedTuple
 
 from etils import epath
 
+from bert_jax.bucket import is_bucket, open_bucket
 from bert_jax.errors import InputError, unknown
 
 EXTENSIONS = tuple(f"{e}{z}" for e in (".txt", ".jsonl") for z in ("", ".gz", ".xz"))
@@ -44,7 +45,7 @@ class Source:
 
     name: str
     size: int | None  # bytes on disk; None if it is no file
-    changed: float | None  # when the file was written
+    changed: float | str  # when the file was written; of a dataset its version
     start: "Callable[[Source], Iterator[Document]]"
     number: int = 0  # of the input it belongs to
     consumed: int = 0  # bytes read so far
@@ -88,7 +89,7 @@ def sampled(inputs: Sequence[str], *, alpha: float) -> Iterator[Document]:
     """Documents of which an input with a share p of the bytes has about p ** alpha.
 
     The input that is too small by most is taken whole, of the others a share, chosen
-    by the names of the documents. For a vocabulary of many languages.
+    by a hash of the documents' places and names. For a vocabulary of many languages.
     """
     if not 0 <= alpha <= 1:
         raise InputError(f"alpha={alpha} must be in 0..1")
@@ -102,16 +103,17 @@ def sampled(inputs: Sequence[str], *, alpha: float) -> Iterator[Document]:
     wanted = [max(size, 1) ** (alpha - 1) for size in sizes]  # (p ** alpha) / p
     for source in sources:
         share = wanted[source.number] / max(wanted)
-        for document in source.read():
-            if zlib.crc32(document.name.encode()) / 2**32 < share:
+        for place, document in enumerate(source.read()):
+            # By its place too: titles need not differ.
+            if zlib.crc32(f"{place} {document.name}".encode()) / 2**32 < share:
                 yield document
 
 
 def _sources(name: str) -> list[Source]:
     kind, _, rest = name.partition(":")
     if kind in ("tfds", "pydocs"):
-        read = _tfds(rest) if kind == "tfds" else _pydocs(rest or "train")
-        return [Source(name, None, None, lambda source: _from_a_thread(read))]
+        version, read = _tfds(rest) if kind == "tfds" else _pydocs(rest or "train")
+        return [Source(name, None, version, lambda source: _from_a_thread(read))]
     return [
         Source(str(path), stat.length, stat.mtime, _read)
         for path in _files(name)
@@ -143,7 +145,7 @@ def _files(name: str) -> list[epath.Path]:
 
 
 def _glob(path: epath.Path) -> list[epath.Path]:
-    if "://" not in str(path):
+    if not is_bucket(path):
         return [epath.Path(p) for p in glob.glob(str(path), recursive=True)]
     plain = next(p for p in path.parents if not glob.has_magic(str(p)))
     try:
@@ -189,7 +191,7 @@ def _parse_jsonl(path: epath.Path, lines: Iterator) -> Iterator[Document]:
         where = f"{path}:{number}"
         try:
             record = json.loads(line)
-        except (json.JSONDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:  # also a number of 5,000 digits
             raise InputError(f"{where}: not JSON: {error}. {line[:60]!r}") from error
         text = record.get("text") if isinstance(record, dict) else None
         if not isinstance(text, str):
@@ -201,15 +203,16 @@ def _parse_jsonl(path: epath.Path, lines: Iterator) -> Iterator[Document]:
             raise InputError(
                 f'{where}: expected an object with a string field "text", got {got}'
             )
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise InputError(
-                f"{where}: half a surrogate pair at character {error.start} of the "
-                "text, which is no Unicode text; remove it"
-            ) from error
         names = (record.get(field) for field in ("name", "id", "title"))
         name = next((str(n) for n in names if n not in (None, "")), where)
+        try:
+            text.encode()
+            name.encode()
+        except UnicodeEncodeError as error:
+            raise InputError(
+                f"{where}: half a surrogate pair at character {error.start} of "
+                f"{error.object[:40]!r}, which is no Unicode text; remove it"
+            ) from error
         if text.strip():
             yield Document(name, text.replace("\r\n", "\n"))
 
@@ -224,7 +227,8 @@ def _lines(path: epath.Path, source: Source) -> Iterator[tuple[int, str]]:
     number = 0
     source.consumed = 0
     try:
-        with path.open("rb") as raw, _unpacked(raw, path.name) as file:
+        opened = open_bucket(path) if is_bucket(path) else path.open("rb")
+        with opened as raw, _unpacked(raw, path.name) as file:
             while line := file.readline(LONGEST_LINE):
                 number += 1
                 if len(line) == LONGEST_LINE:
@@ -292,15 +296,15 @@ def _from_a_thread(read: Callable[[], Iterator[Document]]) -> Iterator[Document]
         given_up.set()
 
 
-def _pydocs(split: str) -> Callable[[], Iterator[Document]]:
+def _pydocs(split: str) -> tuple[str, Callable[[], Iterator[Document]]]:
     from bert_jax.data import pydocs  # imports TFDS, which takes seconds
 
     if split not in pydocs.SPLITS:
         raise InputError(unknown("split of pydocs", split, pydocs.SPLITS))
-    return lambda: pydocs.load(split)
+    return pydocs.fingerprint(pydocs.installed()), lambda: pydocs.load(split)
 
 
-def _tfds(name: str) -> Callable[[], Iterator[Document]]:
+def _tfds(name: str) -> tuple[str, Callable[[], Iterator[Document]]]:
     """A prepared TFDS dataset with a `text` feature; nothing is downloaded here."""
     import tensorflow_datasets as tfds
 
@@ -340,4 +344,4 @@ def _tfds(name: str) -> Callable[[], Iterator[Document]]:
             named = named.decode() if isinstance(named, bytes) else str(named)
             yield Document(named, example["text"].decode())
 
-    return read
+    return str(builder.data_dir), read

@@ -2,7 +2,7 @@
 
 What is hidden in a row is a function of (seed, row id), so that two models, or two
 moments of one run, are scored on the same predictions. `unigram_accuracy` is what
-always guessing the most frequent piece would score on them.
+always guessing the most frequent piece of that text would score on them.
 """
 
 import math
@@ -31,12 +31,12 @@ class HeldOut:
         model: Model,
         objective: Objective,
         mesh: jax.sharding.Mesh,
-        frequent_id: int,  # what a model without context would always guess
         batch: int,
         count: int | None = None,
     ):
         self.rows, self.mesh, self.batch, self.count = rows, mesh, batch, count
-        self.frequent = jnp.int32(frequent_id)
+        # What a model without context would always guess.
+        self.frequent = jnp.int32(rows.corpus.frequent_id)
         self.step = jax.jit(make_eval_step(model, objective))
 
     def run(self, params: dict) -> Iterator[tuple[str, float]]:

@@ -43,7 +43,16 @@ class Arch:
     remat: str = "none"  # what the backward pass computes again: none | dots | full
 
     def __post_init__(self):
-        problems = []
+        kinds = {"int": int, "float": int | float, "str": str}
+        problems = [
+            f"arch.{field.name}={value!r} is not of type {field.type.__name__}"
+            for field in dataclasses.fields(self)
+            for value in [getattr(self, field.name)]
+            if not isinstance(value, kinds[field.type.__name__])
+            or isinstance(value, bool)
+        ]
+        if problems:
+            raise InputError("\n".join(problems))
         for name in SIZES:
             if getattr(self, name) < 1:
                 problems.append(f"arch.{name}={getattr(self, name)} must be at least 1")

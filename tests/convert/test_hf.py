@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from bert_jax.convert import hf, tables
@@ -326,6 +327,10 @@ def test_no_weights(saved: Path):
         ({"model_type": "roberta"}, "unknown model_type 'roberta'"),
         ({"model_type": None}, "unknown model_type 'None'"),
         ({"hidden_act": "silu"}, "unknown hidden_act 'silu'"),
+        ({"hidden_act": ["gelu"]}, "unknown hidden_act"),
+        ({"hidden_size": "36"}, "arch.width='36' is not of type int"),
+        ({"num_hidden_layers": None}, "arch.layers=None is not of type int"),
+        ({"layer_norm_eps": True}, "arch.norm_eps=True is not of type float"),
         ({"position_embedding_type": "relative_key"}, "only 'absolute' is a BERT"),
         ({"is_decoder": True}, "only encoders can be read"),
         ({"num_attention_heads": 5}, "arch.width=36 is not a multiple of arch.heads=5"),
@@ -471,15 +476,22 @@ def test_not_a_number_is_not_exported(params, tokenizer, tmp_path: Path):
 
 
 @pytest.mark.parametrize("where", ["save_file", "write_config", "verify"])
-@pytest.mark.parametrize("error", [OSError("disk full"), KeyboardInterrupt()])
+@pytest.mark.parametrize(
+    ("error", "raised", "text"),
+    [
+        (OSError("disk full"), InputError, "out could not be written: disk full"),
+        (SafetensorError("no room"), (InputError, SafetensorError), "no room"),
+        (KeyboardInterrupt(), KeyboardInterrupt, None),
+    ],
+)
 def test_an_interrupted_export_leaves_nothing(
-    params, tokenizer, tmp_path: Path, monkeypatch, where: str, error: BaseException
+    params, tokenizer, tmp_path: Path, monkeypatch, where: str, error, raised, text
 ):
     def fail(*args, **options):
         raise error
 
     monkeypatch.setattr(hf, where, fail)
-    with pytest.raises(type(error)):
+    with pytest.raises(raised, match=text):
         hf.export_model(tmp_path / "out", params, ARCH, tokenizer)
     assert nothing_left(tmp_path / "out")
 

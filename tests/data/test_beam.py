@@ -1,5 +1,7 @@
 """The corpus that Beam makes is the local one, byte for byte."""
 
+import json
+
 import pytest
 
 from bert_jax.data import prepare as module
@@ -16,16 +18,24 @@ pytestmark = pytest.mark.slow
 def texts(tmp_path) -> list[str]:
     """Six files, of which two hold the same documents."""
     seeds = (0, 1, 2, 3, 1, 4)
-    return [
+    names = [
         str(tiny.write_text(tmp_path / f"text-{n}.txt", documents=30, seed=seed))
         for n, seed in enumerate(seeds)
     ]
+    lines = [json.dumps({"text": f"a book of {n} words"}) for n in range(50)]
+    (tmp_path / "more.jsonl").write_text("\n".join(lines))
+    # The first three are one input.
+    return [f"{tmp_path}/text-[012].txt", *names[3:], f"{tmp_path}/more.jsonl"]
 
 
 @pytest.mark.parametrize(
     "settings",
-    [Settings(), Settings(duplicates="exact", shortest=60, sentences="line")],
-    ids=["plain", "filtered"],
+    [
+        Settings(),
+        Settings(duplicates="exact", shortest=60, sentences="line"),
+        Settings(words="spaces"),
+    ],
+    ids=["plain", "filtered", "words"],
 )
 def test_same_bytes_as_the_local_run(
     settings, texts, tiny_tokenizer, tmp_path, monkeypatch
@@ -57,6 +67,10 @@ def test_errors(texts, tiny_tokenizer, tmp_path):
         prepare_with_beam(texts, settings=Settings(duplicates="near"), **common)
     with pytest.raises(InputError, match="no such file"):
         prepare_with_beam([str(tmp_path / "no.txt")], settings=Settings(), **common)
+    with pytest.raises(InputError, match="--runner Nobody: Unexpected pipeline runner"):
+        prepare_with_beam(texts, settings=Settings(), runner="Nobody", **common)
+    with pytest.raises(InputError, match=r"knows no option --beam\.nosuch"):
+        prepare_with_beam(texts, settings=Settings(), options=["--nosuch=3"], **common)
     assert not (tmp_path / "out").exists()
 
 

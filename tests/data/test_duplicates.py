@@ -55,6 +55,27 @@ def test_near(changes, least, most):
     assert least <= found / 60 <= most
 
 
+def test_near_in_chinese():
+    """One character of a thousand changed; texts of other characters are kept."""
+    rng = random.Random(0)
+    found = kept = 0
+    for _ in range(100):
+        text = "".join(chr(rng.randrange(0x4E00, 0x9FA5)) for _ in range(1000))
+        at = rng.randrange(1000)
+        other = text[:at] + "一" + text[at + 1 :]
+        is_duplicate = make_filter("near")
+        kept += not is_duplicate(text)
+        kept += not is_duplicate(text[500:] * 2)
+        found += is_duplicate(other)
+    assert kept == 200
+    assert found >= 95  # 1 - (1 - J ** 12) ** 10 at J = 0.974 is 0.9999998
+
+
+def test_signs_alone_are_compared_as_they_are():
+    is_duplicate = make_filter("exact")
+    assert [is_duplicate(t) for t in (":-)", "***", ":-)")] == [False, False, True]
+
+
 def test_different_texts_are_kept():
     rng = random.Random(1)
     is_duplicate = make_filter("near")

@@ -117,6 +117,18 @@ def test_hosts(kind, corpus, small):
             assert checksum(joined) == expected
 
 
+def test_more_hosts_than_shards(real):
+    """Four hosts, one shard: nobody goes short, for no host owns a shard."""
+    rows = Rows(open_corpus(real), "full", 128)
+    assert rows.corpus.about["shards"] == 1
+    whole = train(rows, 0, 5, size=16)
+    for host in range(4):
+        part = slice(4 * host, 4 * host + 4)
+        own = train(Rows(open_corpus(real), "full", 128), 0, 5, size=16, part=part)
+        for batch, all_rows in zip(own, whole, strict=True):
+            np.testing.assert_array_equal(batch["ids"], all_rows["ids"][part])
+
+
 @pytest.mark.parametrize("kind", ["full", "doc", "pair"])
 def test_stages(kind, corpus, small):
     """Longer rows in smaller batches from step 40 on: as if it had always been so."""
@@ -303,6 +315,35 @@ def test_half_of_a_stream_goes_backwards(hosts, corpus):
         assert mirrored[:-1] == forward[1:] if slot < more else mirrored == forward
 
 
+@pytest.mark.parametrize("across", ["attend", "block"])
+def test_backwards_is_a_mirror(across, tmp_path, tokenizer, corpus):
+    """Of ids, groups and words; positions count up from 0 in every group."""
+    rows = Rows(corpus, "stream", LENGTH, across=across)
+    options = {"size": 8, "start": 0, "stop": 3, "part": slice(4, 8)}
+    turned = 0
+    for batch in train_batches(rows, direction="both", **options):
+        for n, row in enumerate(batch["row_id"].tolist()):
+            forward = rows.build([row], [rows.read(row, row + 1)], 1)
+            size = (forward["group"][0] > 0).sum()
+            for name in ("ids", "group", "words"):
+                mirror = forward[name][0, :size][::-1]
+                np.testing.assert_array_equal(batch[name][n, :size], mirror)
+                turned += (mirror != mirror[::-1]).any()
+            seen = {}
+            for group, position in zip(
+                batch["group"][n, :size], batch["positions"][n, :size], strict=True
+            ):
+                assert position == seen.setdefault(group, 0)
+                seen[group] += 1
+            assert len(seen) > 1 or across == "attend" or row_has_one(forward)
+    assert turned > 12
+
+
+def row_has_one(batch) -> bool:
+    """Whether all of a row is one document."""
+    return batch["group"].max() == 1
+
+
 def test_directions_are_checked(corpus):
     options = {"start": 0, "stop": 1, "part": slice(0, 4)}
     stream, full = (Rows(corpus, kind, LENGTH) for kind in ("stream", "full"))
@@ -392,10 +433,7 @@ def test_fewer_rows_than_one_batch(corpus):
 
 
 def test_a_flipped_bit(real, tmp_path):
-    """Our error, not one of TensorFlow's with the text inside; batches before it come.
-
-    In the middle of a read: the pages at its two ends are not checked.
-    """
+    """Our error, not one of TensorFlow's with the text inside."""
     copy = shutil.copytree(real, tmp_path / "copy")
     corpus = open_corpus(copy)
     rows = Rows(corpus, "full", 512)
@@ -421,6 +459,23 @@ def test_a_flipped_bit(real, tmp_path):
         assert f"of record {record} is wrong" in message
     with pytest.raises(InputError, match=f"{shard.name} is damaged"):
         list(eval_batches(Rows(open_corpus(copy), "full", 512), size=16))
+
+
+def test_any_flipped_bit_is_found(real, tmp_path):
+    """Before the first batch, also where a plan came with the copy."""
+    assert len(Rows(open_corpus(real), "full", 128)) > 256
+    copy = shutil.copytree(real, tmp_path / "copy")
+    corpus = open_corpus(copy)
+    shard = copy / shard_name(0)
+    begin, pieces = int(corpus.index["ids_at"][0]), int(corpus.index["pieces"][0])
+    clean = shard.read_bytes()
+    for place in np.random.default_rng(0).integers(0, 2 * pieces, 5).tolist():
+        data = bytearray(clean)
+        data[begin + place] ^= 1 << place % 8
+        shard.write_bytes(data)
+        rows = Rows(open_corpus(copy), "full", 128)
+        with pytest.raises(InputError, match="the checksum of page"):
+            train(rows, 0, 1, size=256)
 
 
 def test_batches_before_an_error_come(corpus, monkeypatch):

@@ -378,7 +378,7 @@ def test_made_once_and_read_back(kind, own, written):
     same = np.array_equal(one.a, other.a) and np.array_equal(one.b, other.b)
     assert same == (kind not in RULES)
     assert {path.name for path in (Path(own.path) / "plans").iterdir()} >= {
-        f"{kind}-{length}" + (f"-{seed}" if kind in RULES else "") + "-v2"
+        f"{kind}-{length}" + (f"-{seed}" if kind in RULES else "") + "-v3"
         for length, seed in ((32, 0), (33, 0), (32, 1))
         if kind in RULES or seed == 0
     }
@@ -411,11 +411,39 @@ def test_in_the_cache_where_the_data_cannot_be_written(
     monkeypatch.undo()
 
 
-def test_a_plan_of_another_corpus_is_refused(own):
+def test_a_plan_of_another_corpus_is_made_anew(own, written):
     open_plan(own, "full", 32, 0)
     other = dataclasses.replace(own, about=own.about | {"content": "0" * 16})
-    with pytest.raises(InputError, match=r"full-32-v2 was made for another corpus: r"):
-        open_plan(other, "full", 32, 0)
+    assert open_plan(other, "full", 32, 0).about["content"] == "0" * 16
+    assert len(written) == 2
+
+
+def flip(data: bytes) -> bytes:
+    return data[:-1] + bytes([data[-1] ^ 1])
+
+
+@pytest.mark.parametrize("change", [flip, lambda data: data[:3], lambda data: None])
+@pytest.mark.parametrize("name", ["plan.json", *(f"{c}.bin" for c in plans.COLUMNS)])
+def test_a_damaged_plan_is_made_anew(name, change, own, written):
+    plan = open_plan(own, "pair", 32, 0)
+    before = columns(plan)
+    path = Path(own.path) / "plans/pair-32-0-v3" / name
+    data = change(path.read_bytes())
+    path.unlink()
+    if data is not None:
+        path.write_bytes(data)
+    after = columns(open_plan(open_corpus(own.path), "pair", 32, 0))
+    for name, column in before.items():
+        np.testing.assert_array_equal(column, after[name])
+    assert len(written) == 2
+
+
+@pytest.mark.parametrize("kind", ["doc", "order", "electra"])
+def test_short_documents_fill_rows(kind, tmp_path, tokenizer):
+    """Of some 20 pieces each: 25 of them share a row of 512."""
+    texts = [["a b c d e f g h i j", "k l m n o p q r s t"]] * 400
+    corpus = make_corpus(tmp_path / "short", texts, tokenizer, record=100_000)
+    assert open_plan(corpus, kind, 512, 0).real > 0.9
 
 
 def test_an_interrupted_plan_is_made_anew(own, monkeypatch):

@@ -2,8 +2,11 @@
 
 import itertools
 import json
+import multiprocessing
 import os
 import random
+import resource
+import signal
 import subprocess
 import sys
 import time
@@ -401,6 +404,71 @@ def test_another_text_or_setting_starts_over(source, tokenizer, tmp_path, monkey
     assert contents(out.path) == contents(straight.path)
 
 
+def test_another_spelling_of_the_inputs_starts_over(tokenizer, tmp_path, monkeypatch):
+    """Two inputs, or one of two files: what is one record there is two here."""
+    names = [tmp_path / f"{name}.txt" for name in "ab"]
+    for path in names:
+        path.write_text("one two three\n\nfour five\n")
+    append, count = module.Writer.append, []
+
+    def stop(self, data):
+        append(self, data)
+        count.append(1)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module.Writer, "append", stop)
+        with pytest.raises(KeyboardInterrupt):
+            make([str(path) for path in names], tokenizer, tmp_path / "out")
+    assert count == [1]
+    out = make([f"{tmp_path}/[ab].txt"], tokenizer, tmp_path / "out")
+    straight = make([f"{tmp_path}/[ab].txt"], tokenizer, tmp_path / "straight")
+    assert contents(out.path) == contents(straight.path)
+    assert out.about["documents"] == 4
+
+
+def test_a_killed_worker(source, tokenizer, tmp_path, monkeypatch):
+    """As by a machine that is out of memory: said in words, and gone on with."""
+    monkeypatch.setattr(module, "BATCH_CHARACTERS", 500)
+    append = module.Writer.append
+
+    def kill(self, data):
+        append(self, data)
+        (worker, *_) = multiprocessing.active_children()
+        os.kill(worker.pid, signal.SIGKILL)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module.Writer, "append", kill)
+        with pytest.raises(InputError, match="a worker process was killed, perhaps"):
+            make(source, tokenizer, tmp_path / "out", workers=1)
+    assert list((tmp_path / ".out.partial").glob("shard-*"))
+    out = make(source, tokenizer, tmp_path / "out")
+    straight = make(source, tokenizer, tmp_path / "straight")
+    assert contents(out.path) == contents(straight.path)
+
+
+def test_a_disk_that_fills_up(source, tokenizer, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "BATCH_CHARACTERS", 500)
+    straight = make(source, tokenizer, tmp_path / "straight")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (6000, limits[1]))
+    try:
+        with pytest.raises(InputError, match=r"cannot be written: .*make room and run"):
+            make(source, tokenizer, tmp_path / "out")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert list((tmp_path / ".out.partial").glob("shard-*"))
+    out = make(source, tokenizer, tmp_path / "out")
+    assert contents(out.path) == contents(straight.path)
+
+
+def test_progress(source, tokenizer, tmp_path, capsys):
+    prepare(source, tokenizer=tokenizer, out=tmp_path / "out", workers=0)
+    shown = capsys.readouterr().err
+    assert "MB/s of text" in shown
+    assert "100%" in shown
+
+
 def test_a_bucket(source, texts, tokenizer, tmp_path, bucket):
     """Text from a bucket, the corpus to a bucket, and read from there."""
     (bucket / "texts").mkdir(parents=True)
@@ -459,6 +527,17 @@ def test_words_and_phrases_of_tagged_text(tmp_path):
     words = ["中央", "电视台", "在", "北京", "。", "win##dows", "大会", "召开"]
     assert units("words") == words
     assert units("phrases") == ["中央电视台", *words[2:]]
+
+
+def test_words_found_by_jieba(tmp_path):
+    """The model reads characters; jieba says which of them are words."""
+    (tmp_path / "a.txt").write_text("我来到北京清华大学。\n")
+    tokenizer = WordPiece([*SPECIALS, *"我来到北京清华大学。"])
+    corpus = make([f"{tmp_path}/a.txt"], tokenizer, tmp_path / "out", words="jieba")
+    assert corpus.units == ("words",)
+    found = corpus.read_columns(0, 10)
+    assert "".join(tokenizer.vocab[i] for i in found["ids"]) == "我来到北京清华大学。"
+    assert np.flatnonzero(found["words"]).tolist() == [0, 1, 3, 5, 9]
 
 
 def test_words_of_equal_sentences(tmp_path):

@@ -265,6 +265,13 @@ def test_stored_units(kind, across, tagged, monkeypatch):
     numbers = [len(rows) - 1, 0, 5]
     batch = rows.build(numbers, [rows.read(n, n + 1) for n in numbers], 3)
     assert_equal(batch, slow_batch(rows, numbers, ids, begins))
+    backwards = rows.build(numbers, [rows.read(n, n + 1) for n in numbers], 3)
+    rows.turn(backwards, [1])
+    size = (batch["group"][1] > 0).sum()
+    for name in ("ids", "words", "phrases"):
+        expected = batch[name].copy()
+        expected[1, :size] = expected[1, :size][::-1]
+        np.testing.assert_array_equal(backwards[name], expected)
     if kind in ("full", "doc"):  # rows end between words, not between characters
         ends = rows.plan.a[:, 1]
         assert all(begins["words"][end] for end in ends if end < len(ids))

@@ -19,6 +19,15 @@ def test_spaces():
     assert cut(text, borders["words"]) == words
 
 
+@pytest.mark.parametrize("text", ["café au lait", "москва и пермь", "the 3 cats"])
+def test_words_of_letters_stay_apart(text):
+    plain, borders = by_spaces(text)
+    assert plain == text
+    assert [text[place:].split()[0] for place in borders["words"]] == text.split()
+    tagged = " ".join(f"{word}/n" for word in text.split())
+    assert by_tags(tagged)[0] == text
+
+
 def test_tags():
     text, borders = by_tags(
         "在/p  [中央/n  电视台/n]nt  １９９８年/t\n他/r  说/v  。/w"

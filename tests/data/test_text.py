@@ -107,6 +107,14 @@ BROKEN = {
     "list.jsonl": (b'["text"]\n', r"list.jsonl:1: .*got a list"),
     "number.jsonl": (b'{"text": 3}\n', r"number.jsonl:1: .*string field"),
     "half.jsonl": (b'{"text": "a\\ud800"}\n', r"half.jsonl:1: half a surrogate"),
+    "title.jsonl": (
+        b'{"text": "a", "title": "b\\udc00"}\n',
+        r"title.jsonl:1: half a surrogate pair at character 1",
+    ),
+    "digits.jsonl": (
+        b'{"text": "a", "id": ' + b"7" * 5000 + b"}\n",
+        r"digits.jsonl:1: not JSON",
+    ),
 }
 
 
@@ -171,6 +179,16 @@ def test_inputs_are_sampled(alpha, ratio, tmp_path):
     assert counts[1] / 300 == pytest.approx(ratio, rel=0.25)
 
 
+def test_documents_of_one_title_are_sampled(tmp_path):
+    """300 of 30,000: within five standard deviations."""
+    line = '{"text": "123456789", "title": "T"}\n'
+    small, large = (
+        put(tmp_path / f"{count}.jsonl", line * count) for count in (300, 30_000)
+    )
+    found = len(list(sampled([small, large], alpha=0.0)))
+    assert abs(found - 600) < 5 * 300**0.5
+
+
 def test_sampling_errors(tmp_path):
     name = put(tmp_path / "a.txt", "x")
     with pytest.raises(InputError, match=r"alpha=2 must be in 0\.\.1"):
@@ -219,14 +237,16 @@ def test_a_line_that_is_too_long(tmp_path, monkeypatch):
 
 def test_a_bucket(bucket):
     (bucket / "texts").mkdir(parents=True)
-    put(bucket / "texts/a.txt", "one\n\ntwo")
+    long = "two " * 500_000  # more than one buffer
+    put(bucket / "texts/a.txt", f"one\n\n{long}")
     put(bucket / "texts/b.txt.gz", "three")
+    put(bucket / "texts/c.jsonl.xz", '{"text": "four"}')
     texts = [d.text for d in documents(["gs://texts/*"])]
-    assert texts == ["one", "two", "three"]
+    assert texts == ["one", long.rstrip(), "three", "four"]
     (document,) = documents(["gs://texts/b.txt.gz"])
     assert document.name == "gs://texts/b.txt.gz:1"
-    with pytest.raises(InputError, match=r"gs://texts/c\.txt: no such file"):
-        documents(["gs://texts/c.txt"])
+    with pytest.raises(InputError, match=r"gs://texts/d\.txt: no such file"):
+        documents(["gs://texts/d.txt"])
     with pytest.raises(InputError, match=r"\*\* is not for buckets"):
         documents(["gs://**/*.txt"])
 

@@ -559,6 +559,23 @@ def test_foreign_tokenizer_json(tmp_path, change, message):
         load_tokenizer(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"added_tokens_decoder": [{"content": "x"}]},
+        {"added_tokens_decoder": {"5": "x"}},
+        {"added_tokens_decoder": {"5": {"content": 3}}},
+        {"do_lower_case": "yes"},
+        {"tokenizer_class": 3},
+    ],
+)
+def test_configs_of_another_form(change, tmp_path):
+    toy("a").save(tmp_path)
+    edit_json(tmp_path / "tokenizer_config.json", lambda c: c.update(change))
+    with pytest.raises(InputError, match=r"tokenizer_config\.json cannot be used: "):
+        load_tokenizer(tmp_path)
+
+
 def test_added_tokens_of_the_config(tmp_path):
     toy("a").save(tmp_path)
     added = {"4": {"content": "[MASK]"}, "6": {"content": "<new>"}}

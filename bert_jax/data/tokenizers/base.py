@@ -136,3 +136,9 @@ def trim(text: str, start: int, end: int) -> tuple[int, int]:
 def write_json(path: Path, content: dict) -> None:
     text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
     path.write_text(text, encoding="utf-8")
+
+
+def write_tokenizer_json(path: Path, backend) -> None:
+    """As the library's own save(), whose errors do not tell a full disk."""
+    text = backend.to_str(pretty=True)
+    (path / "tokenizer.json").write_text(text, encoding="utf-8")

@@ -21,7 +21,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors
 from tokenizers.trainers import BpeTrainer
 
-from bert_jax.data.tokenizers.base import write_json
+from bert_jax.data.tokenizers.base import write_json, write_tokenizer_json
 from bert_jax.data.tokenizers.rust import RustTokenizer
 from bert_jax.errors import InputError, unknown
 
@@ -102,7 +102,7 @@ class ByteBPE(RustTokenizer):
         """Write the files from which transformers and `load_tokenizer` get the same."""
         path = Path(path)
         path.mkdir(parents=True, exist_ok=True)
-        self._parsing.save(str(path / "tokenizer.json"))
+        write_tokenizer_json(path, self._parsing)
         write_json(path / "vocab.json", self._ids)
         lines = "".join(f"{left} {right}\n" for left, right in self.merges)
         (path / "merges.txt").write_text(f"#version: 0.2\n{lines}", encoding="utf-8")

@@ -12,11 +12,14 @@ code of the directory is run.
 
 import json
 import os
+import tempfile
 from collections.abc import Container, Iterable
 from pathlib import Path
 
 import tokenizers
+from etils import epath
 
+from bert_jax.bucket import download, is_bucket
 from bert_jax.data.tokenizers import byte_bpe, unigram
 from bert_jax.data.tokenizers.base import Tokenizer
 from bert_jax.data.tokenizers.byte_bpe import ByteBPE
@@ -48,6 +51,16 @@ SETTINGS = {
         "model.ignore_merges": (False,),
     },
 }
+# What is read of a tokenizer_config.json.
+CONFIG = {
+    "added_tokens_decoder": dict,
+    "do_lower_case": bool,
+    "strip_accents": bool | None,
+    "tokenize_chinese_chars": bool,
+    "keep_accents": bool,
+    "add_prefix_space": bool | None,
+    "tokenizer_class": str | None,
+}
 # Both the class of the tokenizer and the type of the model tell the style.
 STYLES = {
     "roberta": "roberta",
@@ -77,6 +90,9 @@ def load_tokenizer(
     unigram is the argument, else what the directory's configs name, else what the
     special pieces show.
     """
+    if is_bucket(path):
+        options = {"lowercase": lowercase, "strip_accents": strip_accents}
+        return _load_from_bucket(epath.Path(path), **options, style=style)
     path = Path(path)
     if not path.exists():
         raise InputError(f"{path} does not exist; give a directory or a vocab.txt")
@@ -107,6 +123,18 @@ def load_tokenizer(
     return _load_wordpiece(source, vocab=vocab, described=described, **asked)
 
 
+def _load_from_bucket(path: epath.Path, **options) -> Tokenizer:
+    if not path.exists():
+        raise InputError(f"{path} does not exist; give a directory or a vocab.txt")
+    with tempfile.TemporaryDirectory() as copy:
+        download(path, Path(copy))
+        here = Path(copy) if path.is_dir() else Path(copy) / path.name
+        try:
+            return load_tokenizer(here, **options)
+        except InputError as error:  # by the name that the caller knows
+            raise InputError(str(error).replace(str(here), str(path))) from None
+
+
 def _find_files(path: Path) -> tuple[Path, dict]:
     """The file with the vocabulary, and what the configs beside it say."""
     if path.is_file():
@@ -123,12 +151,22 @@ def _find_files(path: Path) -> tuple[Path, dict]:
         raise InputError(f"{path} has no tokenizer: looked for {', '.join(FILES)}")
     files = (path / "tokenizer_config.json", path / "config.json")
     config, model = (_read_json(p) if p.is_file() else {} for p in files)
-    added = config.get("added_tokens_decoder", {}).values()
+    wrong = [
+        f"{field} is {config[field]!r}"
+        for field, kinds in CONFIG.items()
+        if field in config and not isinstance(config[field], kinds)
+    ]
+    added = [] if wrong else config.get("added_tokens_decoder", {}).values()
+    pieces = [token.get("content") for token in added if isinstance(token, dict)]
+    if len(pieces) < len(added) or not all(isinstance(p, str) for p in pieces):
+        wrong.append("added_tokens_decoder holds something else than tokens")
+    if wrong:
+        raise InputError(f"{files[0]} cannot be used: {'; '.join(wrong)}")
     about = {
         "model_type": model.get("model_type"),
         "model_class": model.get("tokenizer_class"),
         "where": files[0],
-        "added": [token["content"] for token in added],
+        "added": pieces,
     }
     return found[0], config | about
 
@@ -203,7 +241,7 @@ def _style(config: dict, *, choices: Iterable[str]) -> str | None:
         config.get("model_class"),
         config.get("model_type"),
     ]
-    styles = [STYLES.get(name.removesuffix("Fast")) for name in names if name]
+    styles = [STYLES.get(str(name).removesuffix("Fast")) for name in names if name]
     return next((style for style in styles if style in choices), None)
 
 

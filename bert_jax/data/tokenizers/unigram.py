@@ -25,7 +25,13 @@ from pathlib import Path
 
 import numpy as np
 
-from bert_jax.data.tokenizers.base import Places, Tokenizer, trim, write_json
+from bert_jax.data.tokenizers.base import (
+    Places,
+    Tokenizer,
+    trim,
+    write_json,
+    write_tokenizer_json,
+)
 from bert_jax.data.tokenizers.sentencepiece_file import read_model_file
 from bert_jax.data.tokenizers.unigram_json import make_backend
 from bert_jax.data.tokenizers.unigram_text import align_text, change_text
@@ -166,9 +172,8 @@ class Unigram(Tokenizer):
         path = Path(path)
         path.mkdir(parents=True, exist_ok=True)
         (path / "spiece.model").write_bytes(self.model)
-        make_backend(self, self._file, commas=self._commas).save(
-            str(path / "tokenizer.json")
-        )
+        backend = make_backend(self, self._file, commas=self._commas)
+        write_tokenizer_json(path, backend)
         config = {
             # AlbertTokenizer and so on would build something else from the same file.
             "tokenizer_class": "PreTrainedTokenizerFast",

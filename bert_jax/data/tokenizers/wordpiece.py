@@ -25,7 +25,7 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers.trainers import WordPieceTrainer
 
-from bert_jax.data.tokenizers.base import write_json
+from bert_jax.data.tokenizers.base import write_json, write_tokenizer_json
 from bert_jax.data.tokenizers.rust import RustTokenizer
 from bert_jax.errors import InputError
 
@@ -75,7 +75,7 @@ class WordPiece(RustTokenizer):
         path.mkdir(parents=True, exist_ok=True)
         lines = "".join(f"{piece}\n" for piece in self.vocab)
         (path / "vocab.txt").write_text(lines, encoding="utf-8")
-        self._parsing.save(str(path / "tokenizer.json"))
+        write_tokenizer_json(path, self._parsing)
         # transformers takes the switches from here, not from tokenizer.json.
         config = {
             "tokenizer_class": "BertTokenizer",

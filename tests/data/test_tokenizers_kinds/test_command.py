@@ -6,6 +6,7 @@ import pytest
 
 from bert_jax.cli import main
 from bert_jax.data.tokenizers import load_tokenizer
+from bert_jax.errors import InputError
 
 TEXT = (Path(__file__).parents[3] / "LICENSE").read_text()
 
@@ -66,6 +67,21 @@ def test_trains(words, kind, style, size, capsys):
 def test_refuses(words, message, tmp_path):
     assert message in failure(*words.split())
     assert not (tmp_path / "tok").exists()
+
+
+def test_in_a_bucket(bucket):
+    main(["tokenizer", "--vocab_size", "200", "--out", "gs://toks/one", "books.txt"])
+    main(["tokenizer", "--vocab_size", "200", "--out", "tok", "books.txt"])
+    here = load_tokenizer("tok").hash
+    assert (bucket / "toks/one/vocab.txt").is_file()
+    assert not Path("gs:").exists()
+    assert load_tokenizer("gs://toks/one").hash == here
+    assert load_tokenizer("gs://toks/one/vocab.txt").hash == here
+    with pytest.raises(InputError, match="^gs://toks/two does not exist"):
+        load_tokenizer("gs://toks/two")
+    (bucket / "toks/one/tokenizer.json").write_text("{")
+    with pytest.raises(InputError, match=r"^gs://toks/one/tokenizer\.json is not"):
+        load_tokenizer("gs://toks/one")
 
 
 def test_help_has_an_example_of_each(capsys):
