@@ -80,6 +80,7 @@ MODEL = "training workdir or Hugging Face directory"
 def main(argv: list[str] | None = None) -> None:
     """Runs one command; an `InputError` is printed without a traceback."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")  # it announces itself
     arguments, rest = parser().parse_known_args(argv)
     try:
         arguments.rest = rest

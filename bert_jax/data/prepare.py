@@ -253,7 +253,7 @@ def in_batches(found: Iterable[Document]) -> Iterator[list[Document]]:
 
 @contextlib.contextmanager
 def progress_bar(sources: list[Source], shown: bool):
-    """A function that shows how far a reader is: of the bytes on disk."""
+    """A function that shows how far a reader is: of the bytes on disk, if known."""
     sizes = [source.size for source in sources]
     total = None if None in sizes else sum(sizes)
     with tqdm(
@@ -265,7 +265,10 @@ def progress_bar(sources: list[Source], shown: bool):
             bar.set_postfix_str(
                 f"{reader.bytes / 1e6 / seconds:.1f} MB/s of text", refresh=False
             )
-            bar.update(sum(source.consumed for source in sources) - bar.n)
+            done = reader.bytes
+            if total is not None:
+                done = sum(source.consumed for source in sources)
+            bar.update(done - bar.n)
 
         yield show
 

@@ -79,9 +79,9 @@ def test_killed_and_run_again(number, tokenizer, tmp_path):
 
 
 def test_memory_does_not_grow_with_the_corpus(tokenizer, tmp_path):
-    """The peak of all processes together, for a text and one eight times as long."""
+    """The peak of all processes together, for a text and one ten times as long."""
     peaks = {}
-    for megabytes in (30, 240):
+    for megabytes in (60, 600):
         process = start(
             text(tmp_path, megabytes=megabytes), tokenizer, tmp_path / f"{megabytes}"
         )
@@ -92,5 +92,5 @@ def test_memory_does_not_grow_with_the_corpus(tokenizer, tmp_path):
         finish(process)
         peaks[megabytes] = peak
     print({n: f"{peak / 1e6:.0f} MB" for n, peak in peaks.items()})
-    assert open_corpus(tmp_path / "240").about["pieces"] > 1e7
-    assert peaks[240] < 1.2 * peaks[30]
+    assert open_corpus(tmp_path / "600").about["pieces"] > 1e8
+    assert peaks[600] < 1.2 * peaks[60]
