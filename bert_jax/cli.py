@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bert_jax.errors import InputError
 
-# (name, one line, example); the functions of the same name are below.
+# name: (one line, example); add_NAME and run_NAME are below.
 COMMANDS = {
     "tokenizer": (
         "train a vocabulary",
@@ -127,129 +127,51 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    add = {}
     for name, (line, example) in COMMANDS.items():
-        add[name] = commands.add_parser(
+        command = commands.add_parser(
             name,
             help=line,
             description=f"{line[0].upper()}{line[1:]}.{MORE.get(name, '')}",
             epilog=f"example:\n  {example}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        add[name].set_defaults(run=globals()[f"run_{name}"])
+        command.set_defaults(run=globals()[f"run_{name}"])
+        globals()[f"add_{name}"](command)
+    return top
 
-    tokenizer = add["tokenizer"]
-    tokenizer.add_argument("inputs", nargs="+", metavar="INPUT", help=INPUT)
-    tokenizer.add_argument(
+
+def add_tokenizer(options: argparse.ArgumentParser) -> None:
+    options.add_argument("inputs", nargs="+", metavar="INPUT", help=INPUT)
+    options.add_argument(
         "--kind",
         choices=["wordpiece", "bpe", "unigram", "chars"],
         default="wordpiece",
         help="default: wordpiece",
     )
-    tokenizer.add_argument(
+    options.add_argument(
         "--style",
         choices=["roberta", "gpt2", "albert", "xlnet", "t5"],
         help="special tokens and rules: roberta (default) or gpt2 for bpe, albert "
         "(default), xlnet or t5 for unigram",
     )
-    tokenizer.add_argument(
+    options.add_argument(
         "--vocab_size", type=int, help="default: 30522; chars: all characters"
     )
-    tokenizer.add_argument("--out", required=True, help="folder to write")
-    tokenizer.add_argument(
+    options.add_argument("--out", required=True, help="folder to write")
+    options.add_argument(
         "--lowercase", choices=["yes", "no"], help="default: yes; xlnet, t5, bpe: no"
     )
-    tokenizer.add_argument(
+    options.add_argument(
         "--strip_accents",
         choices=["yes", "no"],
         help="default: as --lowercase; xlnet: yes",
     )
-    tokenizer.add_argument(
+    options.add_argument(
         "--alpha",
         type=float,
         default=1.0,
         help="inputs (languages) count by share ** alpha; default: 1, as they are",
     )
-
-    prepare = add["prepare"]
-    prepare.add_argument("inputs", nargs="+", metavar="INPUT", help=INPUT)
-    prepare.add_argument(
-        "--tokenizer", required=True, help="folder of the tokenizer, or its vocabulary"
-    )
-    prepare.add_argument("--out", required=True, help="folder to write")
-    prepare.add_argument(
-        "--sentences",
-        choices=["split", "line"],
-        default="split",
-        help="split lines into sentences by rule (default), or one sentence a line",
-    )
-    prepare.add_argument(
-        "--words",
-        choices=["pieces", "spaces", "tags", "jieba"],
-        default="pieces",
-        help="where words begin: as the tokenizer's pieces say (default); for Chinese "
-        "set apart by spaces, with tags (word/POS), or found by jieba",
-    )
-    prepare.add_argument(
-        "--duplicates",
-        choices=["keep", "exact", "near"],
-        default="keep",
-        help="documents to drop: none (default), with the same words, nearly the same",
-    )
-    prepare.add_argument(
-        "--shortest",
-        type=int,
-        default=0,
-        metavar="N",
-        help="drop documents of fewer than N characters",
-    )
-    prepare.add_argument(
-        "--workers",
-        type=int,
-        metavar="N",
-        help="processes; default: one a core; 0: no other",
-    )
-    prepare.add_argument(
-        "--runner",
-        help="prepare on Apache Beam: DirectRunner, DataflowRunner, FlinkRunner, "
-        "SparkRunner; what else the runner is to be told follows as --beam.NAME=VALUE",
-    )
-
-    train = add["train"]
-    train.add_argument(
-        "--config",
-        required=True,
-        metavar="NAME:PRESET",
-        help="pretrain:PRESET, or a config file, configs/pretrain.py:PRESET",
-    )
-    train.add_argument("--workdir", required=True, help="folder of the run")
-
-    evaluate = add["eval"]
-    evaluate.add_argument("model", metavar="MODEL", help=MODEL)
-    evaluate.add_argument("--data", required=True, help="prepared corpus")
-    evaluate.add_argument("--rows", help="default: those of the run, or full")
-    evaluate.add_argument("--length", type=int, help="default: that of the run, or 128")
-    evaluate.add_argument("--batch", type=int, default=32)
-    evaluate.add_argument("--count", type=int, help="rows to score; default: all")
-
-    fill = add["fill"]
-    fill.add_argument("model", metavar="MODEL", help=MODEL)
-    fill.add_argument("text", help="a text with one or more [MASK]")
-    fill.add_argument("--top", type=int, default=5, help="guesses for each blank")
-
-    export = add["export"]
-    export.add_argument("model", metavar="WORKDIR", help=MODEL)
-    export.add_argument("out", metavar="OUT", help="folder to write")
-    export.add_argument("--step", type=int, help="default: the newest checkpoint")
-
-    presets = add["presets"]
-    presets.add_argument("name", nargs="?", help="one member")
-
-    for name in ("eval", "fill", "presets"):
-        add[name].add_argument("--json", action="store_true", help="print JSON")
-
-    add["demo"].add_argument("--workdir", default="runs/demo", help="folder of the run")
-    return top
 
 
 def run_tokenizer(arguments) -> None:
@@ -278,6 +200,51 @@ def run_tokenizer(arguments) -> None:
         tokenizer = train((document.text for document in found), **options)
         tokenizer.save(scratch)
     print(f"{tokenizer.size} pieces written to {arguments.out} (hash {tokenizer.hash})")
+
+
+def add_prepare(options: argparse.ArgumentParser) -> None:
+    options.add_argument("inputs", nargs="+", metavar="INPUT", help=INPUT)
+    options.add_argument(
+        "--tokenizer", required=True, help="folder of the tokenizer, or its vocabulary"
+    )
+    options.add_argument("--out", required=True, help="folder to write")
+    options.add_argument(
+        "--sentences",
+        choices=["split", "line"],
+        default="split",
+        help="split lines into sentences by rule (default), or one sentence a line",
+    )
+    options.add_argument(
+        "--words",
+        choices=["pieces", "spaces", "tags", "jieba"],
+        default="pieces",
+        help="where words begin: as the tokenizer's pieces say (default); for Chinese "
+        "set apart by spaces, with tags (word/POS), or found by jieba",
+    )
+    options.add_argument(
+        "--duplicates",
+        choices=["keep", "exact", "near"],
+        default="keep",
+        help="documents to drop: none (default), with the same words, nearly the same",
+    )
+    options.add_argument(
+        "--shortest",
+        type=int,
+        default=0,
+        metavar="N",
+        help="drop documents of fewer than N characters",
+    )
+    options.add_argument(
+        "--workers",
+        type=int,
+        metavar="N",
+        help="processes; default: one a core; 0: no other",
+    )
+    options.add_argument(
+        "--runner",
+        help="prepare on Apache Beam: DirectRunner, DataflowRunner, FlinkRunner, "
+        "SparkRunner; what else the runner is to be told follows as --beam.NAME=VALUE",
+    )
 
 
 def run_prepare(arguments) -> None:
@@ -331,6 +298,16 @@ def run_prepare(arguments) -> None:
         )
 
 
+def add_train(options: argparse.ArgumentParser) -> None:
+    options.add_argument(
+        "--config",
+        required=True,
+        metavar="NAME:PRESET",
+        help="pretrain:PRESET, or a config file, configs/pretrain.py:PRESET",
+    )
+    options.add_argument("--workdir", required=True, help="folder of the run")
+
+
 def run_train(arguments) -> None:
     from bert_jax.config import load_config, override, resolve
     from bert_jax.train import train
@@ -360,6 +337,16 @@ def read_overrides(words: list[str]) -> dict[str, str]:
     return changes
 
 
+def add_eval(options: argparse.ArgumentParser) -> None:
+    options.add_argument("model", metavar="MODEL", help=MODEL)
+    options.add_argument("--data", required=True, help="prepared corpus")
+    options.add_argument("--rows", help="default: those of the run, or full")
+    options.add_argument("--length", type=int, help="default: that of the run, or 128")
+    options.add_argument("--batch", type=int, default=32)
+    options.add_argument("--count", type=int, help="rows to score; default: all")
+    options.add_argument("--json", action="store_true", help="print JSON")
+
+
 def run_eval(arguments) -> None:
     from bert_jax.evaluate import evaluate
 
@@ -378,6 +365,13 @@ def run_eval(arguments) -> None:
             print(f"{name:24} {value:.4f}")
 
 
+def add_fill(options: argparse.ArgumentParser) -> None:
+    options.add_argument("model", metavar="MODEL", help=MODEL)
+    options.add_argument("text", help="a text with one or more [MASK]")
+    options.add_argument("--top", type=int, default=5, help="guesses for each blank")
+    options.add_argument("--json", action="store_true", help="print JSON")
+
+
 def run_fill(arguments) -> None:
     from bert_jax.fill import fill
     from bert_jax.model_dir import load
@@ -389,6 +383,12 @@ def run_fill(arguments) -> None:
     for number, guesses in enumerate(blanks, 1):
         shown = "  ".join(f"{g['piece']} {g['probability']:.1%}" for g in guesses)
         print(f"blank {number}: {shown}")
+
+
+def add_export(options: argparse.ArgumentParser) -> None:
+    options.add_argument("model", metavar="WORKDIR", help=MODEL)
+    options.add_argument("out", metavar="OUT", help="folder to write")
+    options.add_argument("--step", type=int, help="default: the newest checkpoint")
 
 
 def run_export(arguments) -> None:
@@ -408,6 +408,11 @@ def run_export(arguments) -> None:
             f"wrote{at} {arguments.model} to {arguments.out}; PyTorch's logits differ "
             f"by at most {difference:.1e} (allowed {TOLERANCE:.0e})"
         )
+
+
+def add_presets(options: argparse.ArgumentParser) -> None:
+    options.add_argument("name", nargs="?", help="one member")
+    options.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run_presets(arguments) -> None:
@@ -436,6 +441,10 @@ def describe(member) -> dict:
 
     count = count_params(member.arch, heads=HEADS)
     return {**dataclasses.asdict(member), "parameters": count}
+
+
+def add_demo(options: argparse.ArgumentParser) -> None:
+    options.add_argument("--workdir", default="runs/demo", help="folder of the run")
 
 
 def run_demo(arguments) -> None:

@@ -25,12 +25,13 @@ from etils import epath
 
 from bert_jax.bucket import is_bucket, upload
 from bert_jax.data import prepare as local
+from bert_jax.data import records
 from bert_jax.data.corpus import Corpus, open_corpus, shard_name
 from bert_jax.data.duplicates import digest, words_of
 from bert_jax.data.records import Index, framed_size, open_shard, serialise
-from bert_jax.data.segment import UNITS
 from bert_jax.data.text import find_sources
 from bert_jax.data.tokenizers import Tokenizer, load_tokenizer
+from bert_jax.data.words import UNITS
 from bert_jax.errors import InputError
 from bert_jax.whole import whole_folder
 
@@ -198,7 +199,7 @@ def shards_of(sizes: Iterable[tuple[Key, int]]) -> dict[Key, int]:
     """The shard of each record; it takes them, in order, until it is large enough."""
     shard, offset, found = 0, 0, {}
     for key, size in sorted(sizes):
-        if offset >= local.SHARD_BYTES:
+        if offset >= records.SHARD_BYTES:
             shard, offset = shard + 1, 0
         found[key] = shard
         offset += size
@@ -209,13 +210,13 @@ def write_shard(
     item: tuple[int, Iterable[tuple[Key, bytes]]], told: Told
 ) -> tuple[int, Index]:
     """One shard, and its part of the index."""
-    shard, records = item
+    shard, written = item
     tokenizer = tokenizer_of(told)
     units = UNITS[told.settings.words]
     index = Index(tokenizer.dtype, tokenizer.size, units)
     offset = 0
     with open_shard(epath.Path(told.folder) / shard_name(shard)) as file:
-        for _, data in sorted(records):
+        for _, data in sorted(written):
             file.write(data)
             index.enter(data, shard=shard, offset=offset)
             offset += framed_size(data)

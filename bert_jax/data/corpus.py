@@ -196,6 +196,13 @@ class Shard:
         self.local = not is_bucket(path)
         self.lock = threading.Lock()
 
+    def written(self) -> float:
+        """When, in seconds since 1970."""
+        try:
+            return self.path.stat().mtime
+        except OSError as error:
+            raise InputError(f"{self.path} cannot be read: {error}") from None
+
     def read(self, offset: int, size: int) -> bytes:
         # Opened for each read: there may be more shards than open files allowed.
         try:

@@ -19,7 +19,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from bert_jax.data.segment import IDEOGRAPHS
+from bert_jax.data.words import IDEOGRAPHS
 
 DUPLICATES = ("keep", "exact", "near")
 SHINGLE = 13  # words

@@ -1,4 +1,4 @@
-"""Which pieces of a corpus form which row: decided once, kept beside the data.
+"""Which pieces of a corpus form which row.
 
     full       contiguous text, filled up, across documents, with a separator between
                (RoBERTa's FULL-SENTENCES, Liu et al. 2019, arXiv:1907.11692)
@@ -7,10 +7,11 @@
     sentences  one sentence a row
     pair, order, sentence-pair, electra    two parts, A and B (pairs.py), packed
 
-A plan is a function of (data, kind, length, seed). Its rows are in the order of the
-text, in blocks: a block is a stretch of text that is read in one piece, and examples
-that share a row come from one block. Records are planned one by one and written as
-they come; only of a stream all rows are in memory for a while, some 60 bytes each.
+A plan is a function of (data, kind, length, seed); plan_files.py keeps it. Its rows are
+in the order of the text, in blocks: a block is a stretch of text that is read in one
+piece, and examples that share a row come from one block. Records are planned one by one
+and written as they come; only of a stream all rows are in memory for a while, some 60
+bytes each.
 
 Differs from RoBERTa's FULL-SENTENCES in that a sentence which does not fit goes on in
 the next row, cut between two words: whole sentences leave 13 % of a row of 128 empty
@@ -18,33 +19,22 @@ the next row, cut between two words: whole sentences leave 13 % of a row of 128 
 """
 
 import bisect
-import contextlib
 import dataclasses
-import hashlib
-import json
-import os
 import random
-import shutil
-import zlib
 from collections.abc import Callable, Iterator
 from functools import lru_cache
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from tqdm import tqdm
 
 from bert_jax.data.corpus import Corpus
 from bert_jax.data.pack import pack
 from bert_jax.data.pairs import RULES
 from bert_jax.errors import InputError, unknown
-from bert_jax.whole import cache_folder, locked, whole_folder, write_text
 
 KINDS = ("full", "doc", "stream", "sentences", *RULES)
-DRAWN = tuple(RULES)  # kinds whose plan depends on the seed
 LABELLED = tuple(kind for kind in RULES if kind != "electra")
 BLOCK = 1 << 15  # pieces read in one piece: 64 kB
-FORMAT = 3
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -81,16 +71,6 @@ def most_of(kind: str, length: int) -> int:
     Examples of 16 tokens on average fill a row.
     """
     return max(8, length // 16) if kind in LABELLED else length
-
-
-COLUMNS = {  # name: type, shape of one entry
-    "a": (np.int64, (2,)),
-    "b": (np.int64, (2,)),
-    "labels": (np.int8, ()),
-    "rows": (np.int64, ()),
-    "blocks": (np.int64, ()),
-    "inputs": (np.int32, ()),
-}
 
 
 class Text(NamedTuple):
@@ -370,105 +350,6 @@ def token_count(part: dict, kind: str) -> int:
         sizes = part["a"][:, 1] - part["a"][:, 0] + 1
         return int(sizes.sum() + len(part["rows"]))
     return int(example_sizes(part["a"], part["b"]).sum())
-
-
-def write_plan(folder: Path, corpus: Corpus, kind: str, length: int, seed: int) -> None:
-    """Columns as raw files, part after part; rows and blocks as running totals."""
-    totals = {"rows": 0, "blocks": 0}
-    tokens = 0
-    parts = plan_parts(corpus, kind, length, seed)
-    with contextlib.ExitStack() as stack:
-        files = {
-            name: stack.enter_context(open(folder / f"{name}.bin", "wb"))
-            for name in COLUMNS
-        }
-        for name in totals:
-            files[name].write(np.zeros(1, np.int64).tobytes())
-        for part in tqdm(parts, desc=f"plan {kind} rows", disable=None, leave=False):
-            tokens += token_count(part, kind)
-            for name, (dtype, _) in COLUMNS.items():
-                column = part[name]
-                if name in totals:
-                    column = totals[name] + np.cumsum(column)
-                    totals[name] = int(column[-1])
-                files[name].write(np.ascontiguousarray(column, dtype).tobytes())
-    longest = length - (3 if kind in RULES else 2)
-    cut = sum(
-        int((read_text(corpus, record).lengths > longest).sum())
-        for record in range(corpus.records)
-    )
-    about = {
-        "cut": cut,
-        "tokens": tokens,
-        "content": corpus.about["content"],
-        "checksums": {name: checksum(folder, name) for name in COLUMNS},
-    }
-    write_text(folder / "plan.json", json.dumps(about))
-
-
-def checksum(folder: Path, name: str) -> int:
-    found = 0
-    with open(folder / f"{name}.bin", "rb") as file:
-        while data := file.read(1 << 22):
-            found = zlib.crc32(data, found)
-    return found
-
-
-def read_plan(folder: Path, corpus: Corpus, kind: str, length: int) -> Plan | None:
-    """The plan in a folder; None where there is none, or not just what was written."""
-    try:
-        about = json.loads((folder / "plan.json").read_text())
-        found = {name: checksum(folder, name) for name in COLUMNS}
-        if found != about["checksums"] or about["content"] != corpus.about["content"]:
-            return None
-    except (OSError, ValueError, TypeError, KeyError):
-        return None
-    columns = {
-        name: np.memmap(folder / f"{name}.bin", dtype, "r").reshape(-1, *shape)
-        for name, (dtype, shape) in COLUMNS.items()
-    }
-    return Plan(kind, length, **columns, about=about)
-
-
-def open_plan(corpus: Corpus, kind: str, length: int, seed: int) -> Plan:
-    """The plan that lies beside the data, made now if it is not there or damaged.
-
-    Data that cannot be written to, or lies in a bucket, has its plans in the cache.
-    """
-    check(corpus, kind, length)
-    name = f"{kind}-{length}" + (f"-{seed}" if kind in DRAWN else "") + f"-v{FORMAT}"
-    beside = Path(corpus.path) / "plans"
-    if corpus.remote or not os.access(corpus.path, os.W_OK):
-        about = hashlib.sha256(json.dumps(corpus.about).encode()).hexdigest()[:16]
-        beside = cache_folder() / "plans" / about
-    folder = beside / name
-    with locked(beside, wait=True):  # another process may be making it
-        verify_once(corpus, beside)
-        plan = read_plan(folder, corpus, kind, length)
-        if plan is None:
-            shutil.rmtree(folder, ignore_errors=True)
-            with whole_folder(folder) as scratch:
-                write_plan(scratch, corpus, kind, length, seed)
-            plan = read_plan(folder, corpus, kind, length)
-    if plan is None:
-        raise InputError(f"{folder} does not keep what is written to it: a bad disk?")
-    return plan
-
-
-def verify_once(corpus: Corpus, folder: Path) -> None:
-    """Checks every bit of a corpus the first time that just these files are used.
-
-    A copy of the corpus, also one that brings its plans along, is checked anew.
-    """
-    shards = (
-        [] if corpus.remote else corpus.shards
-    )  # those of a bucket stay as they are
-    times = [shard.path.stat().mtime for shard in shards]
-    known = json.dumps({"path": str(corpus.path), "written": times})
-    path = folder / "verified.json"
-    if not path.is_file() or path.read_text() != known:
-        corpus.verify()
-        write_text(path, known)
 
 
 def check(corpus: Corpus, kind: str, length: int) -> None:

@@ -32,25 +32,17 @@ from tqdm import tqdm
 
 from bert_jax.bucket import is_bucket, upload
 from bert_jax.data import sentences
-from bert_jax.data.corpus import FORMAT, Corpus, open_corpus, pack_counts, shard_name
+from bert_jax.data.corpus import FORMAT, Corpus, open_corpus, pack_counts
 from bert_jax.data.duplicates import DUPLICATES, make_filter
-from bert_jax.data.records import (
-    Index,
-    framed_size,
-    open_shard,
-    serialise,
-    tensorflow,
-    whole_records,
-)
-from bert_jax.data.segment import SEGMENTERS, UNITS
+from bert_jax.data.records import Writer, serialise
 from bert_jax.data.text import Document, Source, find_sources
 from bert_jax.data.tokenizers import Tokenizer, load_tokenizer
+from bert_jax.data.words import SEGMENTERS, UNITS
 from bert_jax.errors import InputError, UnfinishedError, unknown
 from bert_jax.interrupt import Interrupt
 from bert_jax.whole import cache_folder, whole_folder, write_text
 
 SPLITS = {"line": str.splitlines, "split": sentences.split}
-SHARD_BYTES = 64 << 20
 BATCH_CHARACTERS = 1 << 20  # text in a record
 SMALL = 2 << 20  # bytes of input that are not worth starting workers for
 SETTINGS = "settings.json"  # in the scratch folder: what is being prepared
@@ -341,12 +333,12 @@ def columns_of(
     batch: Batch, tokenizer: Tokenizer, settings: Settings
 ) -> dict[str, bytes]:
     """The columns of one record; what gives no pieces is left out."""
-    split, segment = SPLITS[settings.sentences], SEGMENTERS[settings.words]
+    split, find_words = SPLITS[settings.sentences], SEGMENTERS[settings.words]
     texts, borders = [], []  # of each sentence: its text, {unit: where units begin}
     counts = []  # sentences of each document
     documents = batch.documents
     for document in documents:
-        text, units = segment(document.text) if segment else (document.text, {})
+        text, units = find_words(document.text) if find_words else (document.text, {})
         parts = split(text)
         units = {name: np.asarray(places) for name, places in units.items()}
         at = 0
@@ -401,66 +393,3 @@ def encode_with_units(
             number = np.searchsorted(np.asarray(where[unit]), places, side="right")
             starts[unit].append(np.diff(number, prepend=-1) != 0)
     return encoded, {unit: np.concatenate(parts) for unit, parts in starts.items()}
-
-
-# --- writing -------------------------------------------------------------------------
-
-
-class Writer:
-    """Writes records into shards, in order. Goes on after what is there."""
-
-    def __init__(self, folder: Path, tokenizer: Tokenizer, units: Sequence[str]):
-        self.folder = folder
-        self.index = Index(tokenizer.dtype, tokenizer.size, tuple(units))
-        self.shards, self.offset, self.file = 0, 0, None
-        self.go_on()
-
-    def go_on(self) -> None:
-        """Keeps whole records of an interrupted run; its last shard is copied."""
-        last = next(self.folder.glob("last-*"), None)
-        if last:  # interrupted while it was copied
-            (self.folder / last.name.replace("last", "shard")).unlink(missing_ok=True)
-        shards = sorted(self.folder.glob("shard-*"))
-        if shards and not last:
-            path = shards.pop()
-            last = path.rename(path.with_name(path.name.replace("shard", "last")))
-        for path in shards:
-            self.shards, self.offset = self.shards + 1, 0
-            for data in whole_records(path):
-                self.enter(data)
-            if self.offset != path.stat().st_size:
-                raise InputError(
-                    f"{path}, left by an interrupted run, is damaged: it was removed, "
-                    "run the same command to start again"
-                )
-        if last:
-            for data in whole_records(last):
-                self.append(data)
-            last.unlink()
-
-    def append(self, data: bytes) -> None:
-        """One record, which may hold no document: its number is that of its batch."""
-        try:
-            if self.file is None or self.offset >= SHARD_BYTES:
-                self.close()
-                self.shards, self.offset = self.shards + 1, 0
-                self.file = open_shard(self.folder / shard_name(self.shards - 1))
-            self.file.write(data)
-            self.file.flush()
-        except tensorflow().errors.OpError as error:
-            free = shutil.disk_usage(self.folder).free
-            raise UnfinishedError(
-                f"{self.folder} cannot be written: {error.message} "
-                f"({free / 1e6:.0f} MB are free). What is done is kept: make room and "
-                "run the same command"
-            ) from None
-        self.enter(data)
-
-    def enter(self, data: bytes) -> None:
-        """A record that lies at the end of the last shard."""
-        self.index.enter(data, shard=self.shards - 1, offset=self.offset)
-        self.offset += framed_size(data)
-
-    def close(self) -> None:
-        if self.file is not None:
-            self.file.close()

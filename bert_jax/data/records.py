@@ -7,6 +7,7 @@ in different places are put together into the same index.
 import contextlib
 import hashlib
 import json
+import shutil
 import zlib
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -16,9 +17,10 @@ import numpy as np
 
 from bert_jax.data.corpus import FORMAT, page_checksums, shard_name, unpack_counts
 from bert_jax.data.tokenizers import Tokenizer
-from bert_jax.errors import InputError
+from bert_jax.errors import InputError, UnfinishedError
 from bert_jax.whole import write_text
 
+SHARD_BYTES = 64 << 20
 HEADER, FOOTER = 12, 4  # bytes of length and checksums around the data of a record
 
 
@@ -136,3 +138,63 @@ class Index:
             **about,
         }
         write_text(folder / "corpus.json", json.dumps(about, indent=2) + "\n")
+
+
+class Writer:
+    """Writes records into shards, in order. Goes on after what is there."""
+
+    def __init__(self, folder: Path, tokenizer: Tokenizer, units: Sequence[str]):
+        self.folder = folder
+        self.index = Index(tokenizer.dtype, tokenizer.size, tuple(units))
+        self.shards, self.offset, self.file = 0, 0, None
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Keeps whole records of an interrupted run; its last shard is copied."""
+        last = next(self.folder.glob("last-*"), None)
+        if last:  # interrupted while it was copied
+            (self.folder / last.name.replace("last", "shard")).unlink(missing_ok=True)
+        shards = sorted(self.folder.glob("shard-*"))
+        if shards and not last:
+            path = shards.pop()
+            last = path.rename(path.with_name(path.name.replace("shard", "last")))
+        for path in shards:
+            self.shards, self.offset = self.shards + 1, 0
+            for data in whole_records(path):
+                self.enter(data)
+            if self.offset != path.stat().st_size:
+                raise InputError(
+                    f"{path}, left by an interrupted run, is damaged: it was removed, "
+                    "run the same command to start again"
+                )
+        if last:
+            for data in whole_records(last):
+                self.append(data)
+            last.unlink()
+
+    def append(self, data: bytes) -> None:
+        """One record, which may hold no document: its number is that of its batch."""
+        try:
+            if self.file is None or self.offset >= SHARD_BYTES:
+                self.close()
+                self.shards, self.offset = self.shards + 1, 0
+                self.file = open_shard(self.folder / shard_name(self.shards - 1))
+            self.file.write(data)
+            self.file.flush()
+        except tensorflow().errors.OpError as error:
+            free = shutil.disk_usage(self.folder).free
+            raise UnfinishedError(
+                f"{self.folder} cannot be written: {error.message} "
+                f"({free / 1e6:.0f} MB are free). What is done is kept: make room and "
+                "run the same command"
+            ) from None
+        self.enter(data)
+
+    def enter(self, data: bytes) -> None:
+        """A record that lies at the end of the last shard."""
+        self.index.enter(data, shard=self.shards - 1, offset=self.offset)
+        self.offset += framed_size(data)
+
+    def close(self) -> None:
+        if self.file is not None:
+            self.file.close()

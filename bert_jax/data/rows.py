@@ -19,7 +19,8 @@ from functools import cached_property
 import numpy as np
 
 from bert_jax.data.corpus import Corpus
-from bert_jax.data.plans import LABELLED, Plan, check, open_plan
+from bert_jax.data.plan_files import open_plan
+from bert_jax.data.plans import LABELLED, Plan, check
 from bert_jax.errors import InputError, unknown
 
 ACROSS = ("attend", "block")  # whether attention crosses documents in a full row

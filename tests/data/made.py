@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from bert_jax.data import prepare as module
+from bert_jax.data import records
 from bert_jax.data.corpus import Corpus
 from bert_jax.data.tokenizers import Tokenizer
 
@@ -51,7 +52,7 @@ def make_corpus(
     source.write_text("\n\n".join("\n".join(lines) for lines in texts))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "BATCH_CHARACTERS", record)
-        patch.setattr(module, "SHARD_BYTES", shard)
+        patch.setattr(records, "SHARD_BYTES", shard)
         return module.prepare(
             [str(source)],
             tokenizer=tokenizer,

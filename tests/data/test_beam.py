@@ -5,6 +5,7 @@ import json
 import pytest
 
 from bert_jax.data import prepare as module
+from bert_jax.data import records
 from bert_jax.data.beam import prepare_with_beam, shards_of
 from bert_jax.data.prepare import Settings, prepare
 from bert_jax.errors import InputError
@@ -41,7 +42,7 @@ def test_same_bytes_as_the_local_run(
     settings, texts, tiny_tokenizer, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(module, "BATCH_CHARACTERS", 2000)
-    monkeypatch.setattr(module, "SHARD_BYTES", 6000)
+    monkeypatch.setattr(records, "SHARD_BYTES", 6000)
     alone = prepare(
         texts,
         tokenizer=tiny_tokenizer,
@@ -75,6 +76,6 @@ def test_errors(texts, tiny_tokenizer, tmp_path):
 
 
 def test_records_go_to_shards_in_order(monkeypatch):
-    monkeypatch.setattr(module, "SHARD_BYTES", 100)
+    monkeypatch.setattr(records, "SHARD_BYTES", 100)
     sizes = tuple(((0, n), 60) for n in range(5))
     assert list(shards_of(sizes).values()) == [0, 0, 1, 1, 2]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bert_jax.data.order import Order, Read
-from bert_jax.data.plans import open_plan
+from bert_jax.data.plan_files import open_plan
 
 
 def random_blocks(rows: int, seed: int = 0) -> np.ndarray:

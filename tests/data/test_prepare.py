@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from bert_jax.data import prepare as module
+from bert_jax.data import records
 from bert_jax.data.corpus import open_corpus, unpack_counts
 from bert_jax.data.prepare import prepare
 from bert_jax.data.sentences import split
@@ -122,7 +123,7 @@ def contents(path: Path) -> dict[str, bytes]:
 
 
 def shrink_shards(monkeypatch) -> None:
-    monkeypatch.setattr(module, "SHARD_BYTES", 1500)
+    monkeypatch.setattr(records, "SHARD_BYTES", 1500)
     monkeypatch.setattr(module, "BATCH_CHARACTERS", 500)
 
 

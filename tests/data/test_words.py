@@ -4,7 +4,7 @@ import lzma
 
 import pytest
 
-from bert_jax.data.segment import by_jieba, by_spaces, by_tags
+from bert_jax.data.words import by_jieba, by_spaces, by_tags
 from bert_jax.errors import InputError
 
 
