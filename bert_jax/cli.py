@@ -62,10 +62,12 @@ Any field of the config is set by --config.FIELD=VALUE:
   alpha       inputs of the corpus are sampled by share ** alpha (languages: 0.7)
   init        model to go on from: workdir or Hugging Face directory
   dtype       auto | float32 | bfloat16
-  optim.*     name (bert_adamw, adamw), lr, warmup, decay, beta1, beta2, eps, clip
-  objective.* rate, hide, randomise, next_sentence
+  optim.*     name (bert_adamw, adamw), lr, warmup (below 1 a share of the steps),
+              decay, beta1, beta2, eps, clip
+  objective.* rate, hide, randomise, next_sentence (weight of that loss; 0: none)
   arch.*      layers, width, heads, inner, dropout, stack, remat, ...
-  eval.*      data (held-out corpus), every, rows
+  eval.*      data (held-out corpus), every (0: at the end only), rows (spread over
+              the corpus; 0: all)
   log_every, save_every, keep
 Ctrl-C and SIGTERM save and exit; the same command goes on from there."""
 }
@@ -194,6 +196,7 @@ def run_tokenizer(arguments) -> None:
     if kind != "chars" or arguments.vocab_size is not None:
         size = arguments.vocab_size
         options["vocab_size"] = 30522 if size is None else size
+    options["progress"] = sys.stderr.isatty()  # elsewhere its bars are empty lines
     train = getattr(tokenizers, f"train_{kind}")
     with new_folder(arguments.out) as scratch:
         found = sampled(arguments.inputs, alpha=arguments.alpha)
@@ -343,7 +346,9 @@ def add_eval(options: argparse.ArgumentParser) -> None:
     options.add_argument("--rows", help="default: those of the run, or full")
     options.add_argument("--length", type=int, help="default: that of the run, or 128")
     options.add_argument("--batch", type=int, default=32)
-    options.add_argument("--count", type=int, help="rows to score; default: all")
+    options.add_argument(
+        "--count", type=int, help="rows to score, spread over the corpus; default: all"
+    )
     options.add_argument("--json", action="store_true", help="print JSON")
 
 

@@ -13,6 +13,7 @@ from ml_collections import ConfigDict
 
 from bert_jax.data.order import DIRECTIONS
 from bert_jax.data.pairs import RULES
+from bert_jax.data.plans import ACROSS, KINDS
 from bert_jax.errors import InputError, unknown
 from bert_jax.models.arch import Arch
 from bert_jax.objectives import OBJECTIVES
@@ -73,6 +74,15 @@ class Run:
                 problems.append(f"config.eval.{name} is negative")
         if not 0 <= self.seed < 2**32:
             problems.append(f"config.seed={self.seed} must be in 0..{2**32 - 1}")
+        if self.rows not in KINDS:
+            problems.append(unknown("config.rows", self.rows, KINDS))
+        if self.across not in ACROSS:
+            problems.append(unknown("config.across", self.across, ACROSS))
+        if self.optim.warmup > self.steps:
+            problems.append(
+                f"config.optim.warmup={self.optim.warmup} is more than "
+                f"config.steps={self.steps}: the rate would never reach its top"
+            )
         if self.direction not in DIRECTIONS:
             problems.append(unknown("config.direction", self.direction, DIRECTIONS))
         if self.direction == "both" and (self.rows != "stream" or self.batch % 2):

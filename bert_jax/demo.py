@@ -2,6 +2,7 @@
 evaluation, blanks, picture, export, check. `make demo` runs it."""
 
 import json
+import sys
 from pathlib import Path
 
 from bert_jax.config import load_config, override, resolve
@@ -52,7 +53,9 @@ def demo(workdir: Path) -> None:
         print("1. a WordPiece vocabulary from the documentation in this Python")
         with whole_folder(tokenizer_dir) as scratch:
             texts = (document.text for document in documents(["pydocs:train"]))
-            train_wordpiece(texts, vocab_size=VOCAB).save(scratch)
+            bars = sys.stderr.isatty()  # elsewhere they are empty lines
+            tokenizer = train_wordpiece(texts, vocab_size=VOCAB, progress=bars)
+            tokenizer.save(scratch)
     tokenizer = load_tokenizer(tokenizer_dir)
     print("2. the corpus, tokenised once")
     for split in ("train", "valid"):

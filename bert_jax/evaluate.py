@@ -40,8 +40,9 @@ def evaluate(
         problems.append(
             f"--length {length}: the model has positions for {model.arch.max_positions}"
         )
-    if batch < 1 or (count is not None and count < 1):
-        problems.append(f"--batch {batch} and --count {count} must be at least 1")
+    for name, value in (("batch", batch), ("count", count)):
+        if value is not None and value < 1:
+            problems.append(f"--{name} {value} must be at least 1")
     if problems:
         raise InputError("\n".join(problems))
     mesh = make_mesh()

@@ -7,13 +7,21 @@ from bert_jax.model_dir import LoadedModel
 
 
 def fill(model: LoadedModel, text: str, *, top: int = 5) -> list[list[dict]]:
-    """For each blank the `top` guesses: piece, id and probability."""
+    """For each blank the `top` guesses: piece, id and probability.
+
+    A blank is [MASK], whatever the tokenizer calls it.
+    """
     if "lm" not in model.heads:
         raise InputError(f"{model.path} has no masked-LM head: it cannot fill blanks")
     tokenizer = model.tokenizer
     if not 1 <= top <= tokenizer.size:
         raise InputError(f"top={top} must be between 1 and {tokenizer.size}")
-    pieces = tokenizer.encode(text, specials="parse")
+    if tokenizer.mask_id is None:
+        raise InputError(
+            f"the {tokenizer.kind} tokenizer of {model.path} has no [MASK]"
+        )
+    named = text.replace("[MASK]", tokenizer.vocab[tokenizer.mask_id])
+    pieces = tokenizer.encode(named, specials="parse")
     ids = np.asarray([[tokenizer.cls_id, *pieces, tokenizer.sep_id]])
     blanks = np.flatnonzero(ids[0] == tokenizer.mask_id)
     if not len(blanks):

@@ -29,7 +29,7 @@ class LoadedModel:
 
     path: Path
     preset: Preset
-    params: dict
+    params: dict = dataclasses.field(repr=False)
     tokenizer_path: Path
     step: int | None = None  # of the checkpoint, for a workdir
     tokenizer_hash: str = ""  # of the data a workdir was trained on

@@ -72,6 +72,8 @@ def train_alone(
     rows = Rows(corpus, run.rows, run.length, run.across, run.seed)
     if run.alpha != 1 and not corpus.index["input"].any():
         say(f"config.alpha={run.alpha} changes nothing: the corpus has one input")
+    if run.across != "attend" and run.rows not in ("full", "stream"):
+        say(f"config.across={run.across} changes nothing: {run.rows} rows never cross")
 
     # Mesh, model, evaluator.
     mesh = make_mesh()
@@ -133,7 +135,8 @@ def train_alone(
             for step, batch in enumerate(batches, start + 1):
                 state, means = train_step(state, place(mesh, batch))
                 under_way.add(step, means, checksum(batch))
-                ends = step == run.steps or interrupt.signal is not None
+                stopped = interrupt.signal is not None
+                ends = stopped or step == run.steps
                 to_save = ends or step % run.save_every == 0
                 if to_save or due(step):
                     under_way.finish()  # raises if a loss was not finite
@@ -141,7 +144,7 @@ def train_alone(
                         if to_save:
                             metrics.check_finite(state.params, step)
                             checkpoints.save(state)
-                        if due(step) and not interrupt.signal:
+                        if due(step) and not stopped:
                             score()
                 if ends:
                     break
@@ -149,7 +152,8 @@ def train_alone(
             good = checkpoints.last_good()
             kept = f"step {good} is the last good checkpoint" if good else "none saved"
             raise metrics.NotFiniteError(
-                f"{error} Stopped; {kept} in {workdir}."
+                f"{error} Stopped; {kept} in {workdir}. A lower optim.lr or a longer "
+                "optim.warmup may help, in another --workdir."
             ) from None
     if jax.process_index() == 0:
         metrics.draw_loss(workdir)
@@ -258,12 +262,21 @@ def claim_workdir(workdir: Path, about: dict, tokenizer, *, trained: bool) -> No
             )
         if problems:
             raise InputError(
-                f"{workdir} belongs to another configuration; use another --workdir or "
-                "the same values:\n" + "\n".join(problems)
+                f"{workdir} belongs to another configuration; use the same values, or "
+                f"go on from it in another --workdir with --config.init={workdir}:\n"
+                + "\n".join(problems)
             )
     else:
         folder = workdir / "tokenizer"
-        if folder.exists() and load_tokenizer(folder).hash != tokenizer.hash:
+        others = ("corpus.json", "tokenizer_config.json", "config.json")
+        in_the_way = [name for name in others if (workdir / name).exists()]
+        if in_the_way:
+            raise InputError(
+                f"{workdir} holds {in_the_way[0]}: it is a corpus, a tokenizer or a "
+                "model; use another --workdir"
+            )
+        foreign = folder.exists() and not path.is_file()  # not of a run of ours
+        if foreign and load_tokenizer(folder).hash != tokenizer.hash:
             raise InputError(
                 f"{folder} is another tokenizer than that of the data: it would be "
                 "overwritten; use another --workdir"
@@ -278,8 +291,8 @@ def describe(run: Run, corpus: Corpus, rows: Rows, objective, mesh, start: int) 
     return (
         f"{verb}: {run.preset}, {count:,} parameters, {mesh.size} device(s), "
         f"{corpus.about['pieces']:,} pieces in {len(rows):,} {run.rows} rows of "
-        f"{run.length}, {rows.plan.real:.1%} real tokens, {rows.plan.about['cut']} "
-        "sentences longer than a row were cut"
+        f"{run.length} ({rows.plan.covered:.1%} of the pieces, {rows.plan.real:.1%} "
+        f"real tokens), {rows.plan.about['cut']} sentences longer than a row were cut"
     )
 
 

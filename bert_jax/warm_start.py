@@ -72,6 +72,22 @@ def warm_start(
 
 def shared_pieces(source: Tokenizer, target: Tokenizer) -> np.ndarray:
     """(id there, id here) of every piece that both vocabularies have: [n, 2]."""
-    there = {piece: number for number, piece in enumerate(source.vocab)}
-    pairs = [(there[p], here) for here, p in enumerate(target.vocab) if p in there]
+    there = {piece: number for number, piece in enumerate(known_pieces(source))}
+    found = enumerate(known_pieces(target))
+    pairs = [(there[piece], here) for here, piece in found if piece in there]
     return np.asarray(pairs, np.int64).reshape(-1, 2)
+
+
+def known_pieces(tokenizer: Tokenizer) -> list[tuple]:
+    """Pieces in a form that all kinds share: special ones by role, others by their
+    text and whether they begin a word (`##ing`; `Ġthe`, `▁the`)."""
+    sign = {"bpe": "Ġ", "unigram": "▁"}.get(tokenizer.kind, "##")
+    pieces = [
+        (bool(begins), piece.removeprefix(sign) or piece)
+        for piece, begins in zip(tokenizer.vocab, tokenizer.starts, strict=True)
+    ]
+    for role in ("pad", "unk", "cls", "sep", "mask"):
+        number = getattr(tokenizer, f"{role}_id")
+        if number is not None:
+            pieces[number] = (role,)
+    return pieces

@@ -11,11 +11,13 @@ import pytest
 
 import bert_jax
 from bert_jax import checkpoint, metrics, optim
+from bert_jax.data.tokenizers import SPECIALS, WordPiece, train_bpe
 from bert_jax.errors import InputError
 from bert_jax.evaluators.held_out import HeldOut
 from bert_jax.metrics import NotFiniteError, read_metrics
 from bert_jax.objectives.base import Mean
 from bert_jax.train import train
+from bert_jax.warm_start import shared_pieces
 from tests import tiny
 
 
@@ -87,6 +89,7 @@ def test_a_workdir_of_another_configuration_is_refused(tiny_corpus, copy):
         train(run, copy)
     text = str(caught.value)
     assert "belongs to another configuration" in text
+    assert f"in another --workdir with --config.init={copy}" in text
     assert "optim.lr: 0.001 in the workdir, 0.002 now" in text
     assert "steps: 6 in the workdir, 8 now" in text
     assert "keep" not in text  # what a run keeps does not change what it computes
@@ -376,6 +379,20 @@ def test_warm_start_with_another_vocabulary(finished, tmp_path, capsys):
             )
 
 
+def test_warm_start_from_another_kind_of_vocabulary():
+    """Special pieces go by their role, others by their text and place in a word."""
+    words = WordPiece([*SPECIALS, "the", "##the", "a", "##s", "Ġthe"])
+    text = ["the the athe s as " * 30]
+    joined = train_bpe(text, vocab_size=266, style="roberta", progress=False)
+    pairs = dict(shared_pieces(words, joined).tolist())
+    at = joined.vocab.index
+    for role in ("pad_id", "unk_id", "cls_id", "sep_id", "mask_id"):
+        assert pairs[getattr(words, role)] == getattr(joined, role)
+    assert pairs[words.vocab.index("the")] == at("Ġthe")
+    assert pairs[words.vocab.index("##s")] == at("s")
+    assert words.vocab.index("Ġthe") not in pairs
+
+
 def test_warm_start_from_another_shape_is_refused(tiny_corpus, finished, tmp_path):
     run = tiny.make_run(tiny_corpus, init=finished, arch__width=64)
     with pytest.raises(InputError, match=r"does not fit config\.arch"):
@@ -435,6 +452,31 @@ def test_a_tokenizer_that_is_in_the_way(tiny_corpus, tmp_path):
     with pytest.raises(InputError, match="is another tokenizer than that of the data"):
         train(tiny.make_run(tiny_corpus), tmp_path / "run")
     assert (mine / "vocab.txt").read_text() == before
+
+
+def test_a_run_with_the_wrong_data_leaves_the_workdir_free(tiny_corpus, tmp_path):
+    """It saved nothing; its tokenizer is in nobody's way."""
+    tokenizer = tiny.make_tokenizer(pieces=90, folder=tmp_path)
+    wrong = tiny.make_corpus(tmp_path, tokenizer=tokenizer)
+    run = tiny.make_run(wrong, optim__lr=1e30, optim__warmup=0, save_every=99)
+    with pytest.raises(NotFiniteError, match="none saved"):
+        train(run, tmp_path / "run", progress=False)
+    run = tiny.make_run(tiny_corpus, steps=1)
+    assert train(run, tmp_path / "run", progress=False)["finished"]
+    assert bert_jax.load(tmp_path / "run").tokenizer.size == 100
+
+
+def test_a_workdir_that_is_something_else(tiny_corpus):
+    with pytest.raises(InputError, match=r"holds corpus\.json: it is a corpus"):
+        train(tiny.make_run(tiny_corpus), tiny_corpus.path)
+
+
+def test_settings_that_change_nothing_are_told(tiny_corpus, tmp_path, capsys):
+    run = tiny.make_run(tiny_corpus, steps=1, across="block", alpha=0.5)
+    train(run, tmp_path / "run", progress=False)
+    out = capsys.readouterr().out
+    assert "across=block changes nothing: pair rows never cross" in out
+    assert "alpha=0.5 changes nothing: the corpus has one input" in out
 
 
 def test_a_workdir_in_a_bucket(tiny_corpus):

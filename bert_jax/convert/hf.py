@@ -271,6 +271,7 @@ def export_model(out: str | Path, params: dict, arch: Arch, tokenizer) -> float 
         config = scratch / "config.json"
         write_config(config, arch, reference=reference, pad_id=tokenizer.pad_id)
         tokenizer.save(scratch)
+        set_max_length(scratch / "tokenizer_config.json", arch)
         difference = verify(scratch, params, arch)
         if difference is not None and not difference <= TOLERANCE:
             raise InputError(
@@ -278,6 +279,12 @@ def export_model(out: str | Path, params: dict, arch: Arch, tokenizer) -> float 
                 f"{difference:.2e}, allowed {TOLERANCE:.0e}): nothing was left at {out}"
             )
     return difference
+
+
+def set_max_length(path: Path, arch: Arch) -> None:
+    """So that truncation=True of transformers cuts a text to what the model takes."""
+    config = read_json(path) | {"model_max_length": arch.max_positions}
+    path.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n")
 
 
 def heads_of(params: dict) -> tuple[str, ...]:

@@ -50,6 +50,11 @@ class Corpus:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
+        if not (self.path / "tokenizer").exists():
+            raise InputError(
+                f"{self.path} is damaged: its folder tokenizer is gone. Copy the "
+                "corpus again or prepare it again"
+            )
         tokenizer = load_tokenizer(self.path / "tokenizer")
         if tokenizer.hash != self.about["tokenizer"]["hash"]:
             raise InputError(

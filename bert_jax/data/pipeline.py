@@ -103,16 +103,20 @@ def train_batches(
 
 
 def eval_batches(rows: Rows, *, size: int, count: int | None = None) -> Iterator[Batch]:
-    """The rows of the plan in their order, or the first `count` of them.
+    """The rows of the plan in their order, or `count` of them spread over all.
 
     The last batch is filled up with rows of padding, whose row_id is -1.
     """
     total = len(rows) if count is None else min(count, len(rows))
+    numbers = np.arange(total) * len(rows) // total
 
     def batch(step: int) -> Batch:
-        first, last = step * size, min((step + 1) * size, total)
-        text = rows.read(first, last)
-        return rows.build(range(first, last), [text] * (last - first), size)
+        chosen = numbers[step * size : (step + 1) * size].tolist()
+        if total == len(rows):
+            texts = [rows.read(chosen[0], chosen[-1] + 1)] * len(chosen)
+        else:
+            texts = [rows.read(number, number + 1) for number in chosen]
+        return rows.build(chosen, texts, size)
 
     return _through_tf_data(rows, batch, 0, -(-total // size))
 

@@ -20,11 +20,18 @@ from tqdm import tqdm
 
 from bert_jax.data.corpus import Corpus
 from bert_jax.data.pairs import RULES
-from bert_jax.data.plans import Plan, check, plan_parts, read_text, token_count
+from bert_jax.data.plans import (
+    Plan,
+    check,
+    covered_count,
+    plan_parts,
+    read_text,
+    token_count,
+)
 from bert_jax.errors import InputError
 from bert_jax.whole import cache_folder, locked, whole_folder, write_text
 
-FORMAT = 3
+FORMAT = 4
 COLUMNS = {  # name: type, shape of one entry
     "a": (np.int64, (2,)),
     "b": (np.int64, (2,)),
@@ -38,7 +45,7 @@ COLUMNS = {  # name: type, shape of one entry
 def write_plan(folder: Path, corpus: Corpus, kind: str, length: int, seed: int) -> None:
     """Columns as raw files, part after part; rows and blocks as running totals."""
     totals = {"rows": 0, "blocks": 0}
-    tokens = 0
+    tokens = covered = 0
     parts = plan_parts(corpus, kind, length, seed)
     with contextlib.ExitStack() as stack:
         files = {
@@ -49,6 +56,7 @@ def write_plan(folder: Path, corpus: Corpus, kind: str, length: int, seed: int) 
             files[name].write(np.zeros(1, np.int64).tobytes())
         for part in tqdm(parts, desc=f"plan {kind} rows", disable=None, leave=False):
             tokens += token_count(part, kind)
+            covered += covered_count(part, kind)
             for name, (dtype, _) in COLUMNS.items():
                 column = part[name]
                 if name in totals:
@@ -63,6 +71,8 @@ def write_plan(folder: Path, corpus: Corpus, kind: str, length: int, seed: int) 
     about = {
         "cut": cut,
         "tokens": tokens,
+        "pieces": corpus.about["pieces"],
+        "covered": covered,
         "content": corpus.about["content"],
         "checksums": {name: checksum(folder, name) for name in COLUMNS},
     }

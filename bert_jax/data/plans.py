@@ -33,6 +33,7 @@ from bert_jax.data.pairs import RULES
 from bert_jax.errors import InputError, unknown
 
 KINDS = ("full", "doc", "stream", "sentences", *RULES)
+ACROSS = ("attend", "block")  # whether attention crosses documents in a full row
 LABELLED = tuple(kind for kind in RULES if kind != "electra")
 BLOCK = 1 << 15  # pieces read in one piece: 64 kB
 
@@ -49,7 +50,9 @@ class Plan:
     rows: np.ndarray  # int64 [R + 1]
     blocks: np.ndarray  # int64 [blocks + 1]
     inputs: np.ndarray  # int32 [blocks]: number of the input a block is from
-    about: dict  # cut: sentences longer than a row; tokens: real ones, specials too
+    # cut: sentences longer than a row; tokens: real ones, specials too; pieces: of the
+    # corpus; covered: of these in a row, a random B not counted
+    about: dict
 
     def __len__(self) -> int:
         return len(self.rows) - 1
@@ -58,6 +61,11 @@ class Plan:
     def real(self) -> float:
         """Share of the places in a row that hold a token."""
         return self.about["tokens"] / (len(self) * self.length)
+
+    @property
+    def covered(self) -> float:
+        """Share of the text that is in the rows; pairs that are too long are cut."""
+        return self.about["covered"] / self.about["pieces"]
 
     @property
     def most(self) -> int:
@@ -340,6 +348,17 @@ def plan_parts(corpus: Corpus, kind: str, length: int, seed: int) -> Iterator[di
             part = plan_record(corpus, record, kind, length, seed, partners)
             source = corpus.index["input"][record]
             yield part | {"inputs": np.full(len(part["blocks"]), source)}
+
+
+def covered_count(part: dict, kind: str) -> int:
+    """Pieces of the text of a part of a plan that are in its rows, each once."""
+    random_b = (part["labels"] == 1) & (kind in ("pair", "sentence-pair"))
+    stretches = np.concatenate([part["a"], part["b"][~random_b]])
+    stretches = stretches[np.argsort(stretches[:, 0], kind="stable")]
+    reach = np.maximum.accumulate(stretches[:, 1])
+    begins = np.maximum(stretches[1:, 0], reach[:-1])
+    fresh = np.maximum(stretches[1:, 1] - begins, 0).sum()
+    return int(stretches[0, 1] - stretches[0, 0] + fresh)
 
 
 def token_count(part: dict, kind: str) -> int:

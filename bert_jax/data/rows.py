@@ -20,10 +20,9 @@ import numpy as np
 
 from bert_jax.data.corpus import Corpus
 from bert_jax.data.plan_files import open_plan
-from bert_jax.data.plans import LABELLED, Plan, check
+from bert_jax.data.plans import ACROSS, LABELLED, Plan, check
 from bert_jax.errors import InputError, unknown
 
-ACROSS = ("attend", "block")  # whether attention crosses documents in a full row
 SPARE = 0.08  # of the text may be read for nothing, so that it takes fewer reads
 
 Batch = dict[str, np.ndarray]

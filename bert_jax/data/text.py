@@ -195,11 +195,11 @@ def _parse_jsonl(path: epath.Path, lines: Iterator) -> Iterator[Document]:
             raise InputError(f"{where}: not JSON: {error}. {line[:60]!r}") from error
         text = record.get("text") if isinstance(record, dict) else None
         if not isinstance(text, str):
-            got = (
-                f"the fields {', '.join(sorted(record)) or '(none)'}"
-                if isinstance(record, dict)
-                else f"a {type(record).__name__}"
-            )
+            got = f"a {type(record).__name__}"
+            if isinstance(record, dict):
+                got = f"the fields {', '.join(sorted(record)) or '(none)'}"
+                if "text" in record:
+                    got = f'a "text" of type {type(text).__name__}'
             raise InputError(
                 f'{where}: expected an object with a string field "text", got {got}'
             )

@@ -12,6 +12,7 @@ model is to read and, for each unit, the places in it where one begins:
 """
 
 import re
+import unicodedata
 from collections.abc import Callable
 
 from bert_jax.errors import InputError
@@ -90,8 +91,14 @@ def by_jieba(text: str) -> tuple[str, Borders]:
 
 
 def needs_space(before: str, word: str) -> bool:
-    """Between a letter or digit and another, where neither is an ideograph."""
-    return all(c.isalnum() and not _ALONE.match(c) for c in (before[-1:], word[:1]))
+    """Where the tokenizer would join them: neither stands alone by itself."""
+    return all(c.strip() and not stands_alone(c) for c in (before[-1:], word[:1]))
+
+
+def stands_alone(char: str) -> bool:
+    """An ideograph, or what BERT takes for punctuation."""
+    signs = char.isascii() and not char.isalnum()
+    return signs or bool(_ALONE.match(char)) or unicodedata.category(char)[0] == "P"
 
 
 SEGMENTERS: dict[str, Callable[[str], tuple[str, Borders]] | None] = {

@@ -384,6 +384,7 @@ def test_export(models, tokenizer, tmp_path: Path, kind: str):
         assert torch.equal(auto.get_parameter(name), tensor), name
     same(hf.import_model(out)[1], params)
     words = transformers.AutoTokenizer.from_pretrained(out)
+    assert words.model_max_length == ARCH.max_positions
     assert words("w7 w0")["input_ids"] == [2, 12, 5, 3]
     assert words.vocab_size == ARCH.vocab_size
 

@@ -547,10 +547,18 @@ def test_eval_count(corpus):
     def row_ids(**options):
         return [b["row_id"].tolist() for b in eval_batches(rows, size=4, **options)]
 
-    assert row_ids(count=6) == [[0, 1, 2, 3], [4, 5, -1, -1]]
-    assert row_ids(count=8) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    sixth = len(rows) / 6
+    first, second = row_ids(count=6)
+    assert second[2:] == [-1, -1]
+    assert [*first, *second[:2]] == [int(n * sixth) for n in range(6)]  # spread
     assert row_ids(count=len(rows) + 100) == row_ids()
     assert row_ids(count=0) == []
+    some, each = eval_batches(rows, size=4, count=6), eval_batches(rows, size=1)
+    built = {int(batch["row_id"][0]): batch for batch in each}
+    for batch in some:
+        for n, row in enumerate(batch["row_id"].tolist()):
+            if row >= 0:
+                np.testing.assert_array_equal(batch["ids"][n], built[row]["ids"][0])
 
 
 def test_eval_of_a_stream_that_ends_with_a_separator(tmp_path, tokenizer):

@@ -64,7 +64,7 @@ def test_made_once_and_read_back(kind, own, written):
     same = np.array_equal(one.a, other.a) and np.array_equal(one.b, other.b)
     assert same == (kind not in RULES)
     assert {path.name for path in (Path(own.path) / "plans").iterdir()} >= {
-        f"{kind}-{length}" + (f"-{seed}" if kind in RULES else "") + "-v3"
+        f"{kind}-{length}" + (f"-{seed}" if kind in RULES else "") + "-v4"
         for length, seed in ((32, 0), (33, 0), (32, 1))
         if kind in RULES or seed == 0
     }
@@ -115,7 +115,7 @@ def flip(data: bytes) -> bytes:
 def test_a_damaged_plan_is_made_anew(name, change, own, written):
     plan = open_plan(own, "pair", 32, 0)
     before = columns(plan)
-    path = Path(own.path) / "plans/pair-32-0-v3" / name
+    path = Path(own.path) / "plans/pair-32-0-v4" / name
     data = change(path.read_bytes())
     path.unlink()
     if data is not None:

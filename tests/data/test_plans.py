@@ -300,6 +300,21 @@ def test_cut(kind, corpus, encoded):
     assert open_plan(corpus, kind, 32, 0).about["cut"] == expected > 10
 
 
+@pytest.mark.parametrize("length", [16, 32, 200])
+@pytest.mark.parametrize("kind", KINDS)
+def test_covered(kind, length, corpus):
+    """Pieces that are in a row, each once; a B from elsewhere does not count."""
+    plan = open_plan(corpus, kind, length, 0)
+    found = set()
+    for a, b, label in zip(plan.a, plan.b, plan.labels, strict=True):
+        found |= set(range(*a))
+        if kind not in ("pair", "sentence-pair") or label != 1:
+            found |= set(range(*b))
+    assert plan.covered == len(found) / corpus.about["pieces"]
+    assert (plan.covered == 1) or kind in RULES
+    assert plan.covered > 0.3
+
+
 @pytest.mark.parametrize("length", [128, 512])
 def test_real_text(length, books):
     """Books: nothing lost, rows nearly full, and `real` is what built rows hold."""

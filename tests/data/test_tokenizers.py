@@ -492,8 +492,9 @@ def test_path_errors(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (["a", "b", "a", "b"], r"vocab.txt: 2 pieces occur more than once: 'a', 'b'"),
-        ([*"abcdefghijkl"] * 2, r"12 pieces .*'i', 'j', \.\.\.; every"),
+        ([*SPECIALS, *"abab"], r"vocab.txt: 2 pieces occur more than once: 'a', 'b'"),
+        ([*SPECIALS, *"abcdefghijkl" * 2], r"12 pieces .*'i', 'j', \.\.\.; every"),
+        (["once", "upon", "", ""], r"vocab.txt: no special tokens \[PAD\], \[UNK\]"),
         (["[PAD]", "[UNK]", "a"], r"vocab.txt: no special tokens \[CLS\], \[SEP\], \["),
         ([b"\xff\xfe"], r"vocab.txt is not UTF-8 text"),
     ],

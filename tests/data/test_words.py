@@ -19,7 +19,9 @@ def test_spaces():
     assert cut(text, borders["words"]) == words
 
 
-@pytest.mark.parametrize("text", ["café au lait", "москва и пермь", "the 3 cats"])
+@pytest.mark.parametrize(
+    "text", ["café au lait", "москва и пермь", "the 3 cats", "abc ▲ def"]
+)
 def test_words_of_letters_stay_apart(text):
     plain, borders = by_spaces(text)
     assert plain == text

@@ -25,15 +25,9 @@ from pathlib import Path
 
 import numpy as np
 
-from bert_jax.data.tokenizers.base import (
-    Places,
-    Tokenizer,
-    trim,
-    write_json,
-    write_tokenizer_json,
-)
+from bert_jax.data.tokenizers.base import Places, Tokenizer, trim, write_json
 from bert_jax.data.tokenizers.sentencepiece_file import read_model_file
-from bert_jax.data.tokenizers.unigram_json import make_backend
+from bert_jax.data.tokenizers.unigram_json import exact_scores, make_backend
 from bert_jax.data.tokenizers.unigram_text import align_text, change_text
 from bert_jax.errors import InputError, unknown
 
@@ -173,7 +167,8 @@ class Unigram(Tokenizer):
         path.mkdir(parents=True, exist_ok=True)
         (path / "spiece.model").write_bytes(self.model)
         backend = make_backend(self, self._file, commas=self._commas)
-        write_tokenizer_json(path, backend)
+        text = exact_scores(backend.to_str(pretty=True))
+        (path / "tokenizer.json").write_text(text, encoding="utf-8")
         config = {
             # AlbertTokenizer and so on would build something else from the same file.
             "tokenizer_class": "PreTrainedTokenizerFast",

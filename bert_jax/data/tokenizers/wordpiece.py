@@ -182,18 +182,18 @@ def train_wordpiece(
 
 
 def _check_vocab(vocab: Sequence[str], *, where: str) -> None:
+    missing = [piece for piece in SPECIALS if piece not in vocab]
+    if missing:
+        raise InputError(
+            f"{where}: no special tokens {', '.join(missing)}; a WordPiece vocabulary "
+            f"needs {', '.join(SPECIALS)}"
+        )
     twice = [repr(piece) for piece, n in Counter(vocab).items() if n > 1]
     if twice:
         shown = ", ".join(twice[:10]) + (", ..." if len(twice) > 10 else "")
         raise InputError(
             f"{where}: {len(twice)} pieces occur more than once: {shown}; every piece "
             f"has one id, so remove the copies"
-        )
-    missing = [piece for piece in SPECIALS if piece not in vocab]
-    if missing:
-        raise InputError(
-            f"{where}: no special tokens {', '.join(missing)}; a WordPiece vocabulary "
-            f"needs {', '.join(SPECIALS)}"
         )
 
 
