@@ -55,16 +55,18 @@ def peak_flops() -> float | None:
     return 2 * n**3 / best
 
 
+@jax.jit
+def all_finite(tree) -> jax.Array:
+    return jnp.stack([jnp.isfinite(x).all() for x in jax.tree.leaves(tree)]).all()
+
+
 class NotFiniteError(InputError):
     """The loss is no number any more."""
 
 
 def check_finite(params: dict, step: int) -> None:
     """The loss of a step is that of the parameters before it; this looks at the new."""
-    finite = jax.jit(
-        lambda tree: [jnp.isfinite(x).all() for x in jax.tree.leaves(tree)]
-    )
-    if not all(finite(params)):
+    if not all_finite(params):
         raise NotFiniteError(f"the parameters are not finite after step {step}.")
 
 
