@@ -20,7 +20,7 @@ class Preset:
     arch: Arch
     objective: str  # file in objectives/
     tokenizer: str  # what its vocabulary is
-    rows: str  # how text is laid out in rows: full, doc or pair
+    rows: str  # how text is laid out: a kind of data/plans.py
     paper: str
     reference: str  # class in transformers that computes the same
 
