@@ -34,14 +34,18 @@ class _Raw(io.RawIOBase):
     """TensorFlow's files have a read() and no more of what gzip or readline() need."""
 
     def __init__(self, file):
-        self.file = file
+        self.file, self.at = file, 0
 
     def readable(self) -> bool:
         return True
 
+    def tell(self) -> int:
+        return self.at
+
     def readinto(self, buffer) -> int:
         data = self.file.read(len(buffer))
         buffer[: len(data)] = data
+        self.at += len(data)
         return len(data)
 
 

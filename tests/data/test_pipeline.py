@@ -194,6 +194,20 @@ def test_in_a_bucket(small, corpus, monkeypatch, tmp_path):
     assert len(list(tmp_path.rglob("plan.json"))) == 3
 
 
+@pytest.mark.parametrize("kind", ["full", "pair", "stream"])
+def test_batches_come_from_a_bucket(kind, small, corpus, bucket, monkeypatch, tmp_path):
+    """The plan is made and the text is read through it, not from the folder."""
+    monkeypatch.setenv("BERT_JAX_CACHE", str(tmp_path / "cache"))
+    shutil.copytree(small, bucket / "corpora/small")
+    there = open_corpus("gs://corpora/small")
+    assert there.remote
+    assert sums(Rows(there, kind, LENGTH), 0, 9) == sums(
+        Rows(corpus, kind, LENGTH), 0, 9
+    )
+    assert there.bytes_read > 0
+    assert list((tmp_path / "cache").rglob("plan.json"))
+
+
 # --- reads ---------------------------------------------------------------------------
 
 

@@ -251,6 +251,22 @@ def test_a_bucket(bucket):
         documents(["gs://**/*.txt"])
 
 
+@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz", "a.jsonl.xz"])
+def test_many_lines_in_a_bucket(bucket, name):
+    """More than after which a progress bar is told how far it is."""
+    (bucket / "texts").mkdir(parents=True)
+    line = '{"text": "x"}\n' if "jsonl" in name else "x\n\n"
+    put(bucket / "texts" / name, line * 3000)
+    (source,) = find_sources([f"gs://texts/{name}"])
+    consumed = []
+    for document in source.read():
+        assert document.text == "x"
+        consumed.append(source.consumed)
+    assert len(consumed) == 3000
+    assert 0 < consumed[2500] <= source.size
+    assert source.consumed == source.size
+
+
 def test_files_need_no_tensorflow(tmp_path):
     name = put(tmp_path / "a.txt", "x")
     code = (
