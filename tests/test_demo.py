@@ -38,4 +38,6 @@ def test_the_whole_road(tmp_path):
     assert (tmp_path / "demo/exported/model.safetensors").is_file()
     again = run(tmp_path / "demo")
     assert "is finished" in again
-    assert again.split("what next:")[1] == first.split("what next:")[1]
+    summary = first[first.index(f"  {report['steps']} steps, final loss") :]
+    assert f"{report['eval_accuracy']:.1%}" in summary
+    assert again.endswith(summary)
