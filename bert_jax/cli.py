@@ -4,9 +4,10 @@ import argparse
 import json
 import os
 import sys
+import warnings
 from pathlib import Path
 
-from bert_jax.errors import InputError
+from bert_jax.errors import InputError, InputWarning
 
 # name: (one line, example); add_NAME and run_NAME are below.
 COMMANDS = {
@@ -79,11 +80,19 @@ INPUT = (
 MODEL = "training workdir or Hugging Face directory"
 
 
+def format_warning(message, category, *where, default=warnings.formatwarning, **more):
+    """Ours in a line, without the code that gave it."""
+    if category is InputWarning:
+        return f"warning: {message}\n"
+    return default(message, category, *where, **more)
+
+
 def main(argv: list[str] | None = None) -> None:
     """Runs one command; an `InputError` is printed without a traceback."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")  # it announces itself
     arguments, rest = parser().parse_known_args(argv)
+    warnings.formatwarning = format_warning
     try:
         arguments.rest = rest
         if rest and arguments.command not in ("train", "prepare"):
@@ -401,29 +410,47 @@ def run_export(arguments) -> None:
     from bert_jax.model_dir import load
 
     model = load(arguments.model, step=arguments.step)
-    difference = export_model(arguments.out, model.params, model.arch, model.tokenizer)
+    done = export_model(
+        arguments.out,
+        model.params,
+        model.arch,
+        model.tokenizer,
+        layout=model.preset.layout,
+    )
     at = "" if model.step is None else f" step {model.step} of"
-    if difference is None:
-        print(
-            f"wrote{at} {arguments.model} to {arguments.out}, NOT verified: it takes "
-            "PyTorch and transformers (pip install 'bert_jax[torch]')"
-        )
+    print(f"wrote{at} {arguments.model} to {arguments.out} as {done.reference}", end="")
+    if done.difference is None:
+        print(f", NOT verified by PyTorch: {done.unverified}")
     else:
         print(
-            f"wrote{at} {arguments.model} to {arguments.out}; PyTorch's logits differ "
-            f"by at most {difference:.1e} (allowed {TOLERANCE:.0e})"
+            f"; PyTorch's logits differ by at most {done.difference:.1e} "
+            f"(allowed {TOLERANCE:.0e})"
+        )
+    if done.extra:
+        print(
+            f"in extra.safetensors, since {done.reference} has no place for them: "
+            + ", ".join(done.extra)
         )
 
 
 def add_presets(options: argparse.ArgumentParser) -> None:
     options.add_argument("name", nargs="?", help="one member")
     options.add_argument("--json", action="store_true", help="print JSON")
+    options.add_argument(
+        "--check",
+        action="store_true",
+        help="measure how far each member is from its class in transformers, on the "
+        "same weights (takes PyTorch; a few minutes for all)",
+    )
 
 
 def run_presets(arguments) -> None:
     from bert_jax.presets import PRESETS, preset
 
     chosen = [preset(arguments.name)] if arguments.name else list(PRESETS.values())
+    if arguments.check:
+        check_presets(chosen, as_json=arguments.json)
+        return
     rows = [describe(member) for member in chosen]
     if arguments.json:
         print(json.dumps(rows[0] if arguments.name else rows, indent=2))
@@ -434,7 +461,7 @@ def run_presets(arguments) -> None:
         for row in rows:
             arch = row["arch"]
             print(
-                f"{row['name']:32} {row['parameters']:>13,}  L{arch['layers']} "
+                f"{row['name']:34} {row['parameters']:>13,}  L{arch['layers']} "
                 f"D{arch['width']} H{arch['heads']}  {row['paper']}"
             )
 
@@ -442,10 +469,51 @@ def run_presets(arguments) -> None:
 def describe(member) -> dict:
     import dataclasses
 
-    from bert_jax.models.model import HEADS, count_params
+    from bert_jax.convert.engine import reference_heads
+    from bert_jax.models.model import count_params
 
-    count = count_params(member.arch, heads=HEADS)
+    heads = reference_heads(member.layout, member.reference)
+    count = count_params(member.arch, heads=heads)
     return {**dataclasses.asdict(member), "parameters": count}
+
+
+def check_presets(members: list, *, as_json: bool) -> None:
+    """A table in Markdown, a row as soon as it is measured."""
+    import dataclasses
+
+    try:
+        import transformers
+    except ImportError:
+        raise InputError(
+            "--check takes PyTorch and transformers: pip install 'bert_jax[torch]'"
+        ) from None
+    from bert_jax.parity import check_members
+
+    transformers.utils.logging.set_verbosity_error()
+    rows = []
+    if not as_json:
+        print("| member | parameters | hidden | logits | gradients | round trip |")
+        print("|---|---|---|---|---|---|")
+    for row in check_members(members):
+        rows.append(row)
+        if as_json:
+            continue
+        name = f"{row.member} (and {row.also} more)" if row.also else row.member
+        found = "compared with stored numbers, in the tests | | |"
+        if row.share is not None:
+            differences = (row.hidden, row.logits, row.gradients)
+            found = " | ".join(f"{value:.1e}" for value in differences)
+            found += f" | {row.round_trip}"
+        print(f"| {name} | {row.parameters:,} | {found} |", flush=True)
+    if as_json:
+        print(json.dumps([dataclasses.asdict(row) for row in rows], indent=2))
+    wrong = [
+        row.member
+        for row in rows
+        if row.share is not None and not (row.share <= 1 and row.round_trip == "exact")
+    ]
+    if wrong:
+        raise InputError(f"not what transformers computes: {', '.join(wrong)}")
 
 
 def add_demo(options: argparse.ArgumentParser) -> None:

@@ -21,7 +21,8 @@ from bert_jax.optim import Optim
 from bert_jax.presets import preset
 
 DTYPES = ("auto", "float32", "bfloat16")
-FROM_TOKENIZER = ("vocab_size", "mask_id", "special_ids")
+# Fields of an objective that the tokenizer and the preset decide.
+DECIDED = ("vocab_size", "mask_id", "special_ids", "pair_head")
 # Fields that change what a run reports or keeps, never what it computes.
 FREE = ("log_every", "save_every", "keep", "eval", "data", "init")
 
@@ -94,14 +95,17 @@ class Run:
             problems.append(f"config.alpha={self.alpha} must be in 0..1")
         if self.alpha != 1 and self.rows == "stream":
             problems.append("config.alpha must be 1 for config.rows=stream")
-        if self.rows in RULES and self.arch.types < 2:
+        if self.rows in RULES and self.arch.types == 1:
             problems.append(
                 f"config.rows={self.rows} needs config.arch.types of at least 2"
             )
-        if self.length > self.arch.max_positions:
+        longest = self.arch.max_length
+        if longest is not None and self.length > longest:
+            offset = self.arch.position_offset
             problems.append(
                 f"config.length={self.length} is more than "
                 f"config.arch.max_positions={self.arch.max_positions}"
+                + (f" less config.arch.position_offset={offset}" if offset else "")
             )
         if problems:
             raise InputError("\n".join(problems))
@@ -117,7 +121,7 @@ def from_preset(name: str) -> ConfigDict:
     hyper = {
         field.name: field.default
         for field in dataclasses.fields(OBJECTIVES[chosen.objective])
-        if field.name not in FROM_TOKENIZER
+        if field.name not in DECIDED
     }
     return ConfigDict(
         {
@@ -222,6 +226,7 @@ def resolve(config: ConfigDict) -> Run:
 
 def differences(old: dict, new: dict) -> list[str]:
     """Fields in which a workdir's config and this one would compute otherwise."""
+    old = {**old, "arch": dataclasses.asdict(Arch(**old["arch"]))}  # of fewer fields
     old, new = ({k: v for k, v in c.items() if k not in FREE} for c in (old, new))
     before, after = dict(flatten(old)), dict(flatten(new))
     return [

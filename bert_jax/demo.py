@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from bert_jax.config import load_config, override, resolve
-from bert_jax.convert.hf import export_model, verify
+from bert_jax.convert.hf import check_export, export_model
 from bert_jax.data.prepare import prepare
 from bert_jax.data.text import documents
 from bert_jax.data.tokenizers import load_tokenizer, train_wordpiece
@@ -80,9 +80,10 @@ def demo(workdir: Path) -> None:
     print("5. export, checked against PyTorch")
     exported = workdir / "exported"
     if exported.exists():  # a demo that was stopped right after it
-        difference = verify(exported, model.params, model.arch)
+        difference = check_export(exported, model.params, model.arch, "bert")[0]
     else:
-        difference = export_model(exported, model.params, model.arch, tokenizer)
+        done = export_model(exported, model.params, model.arch, tokenizer)
+        difference = done.difference
     scores = {
         "steps": result["eval"]["step"],
         "final_loss": result["train"]["masked_lm_loss"],

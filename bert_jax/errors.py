@@ -12,6 +12,10 @@ class InputError(ValueError):
     """Something the user gave (a path, a name, a file, a value) cannot be used."""
 
 
+class InputWarning(UserWarning):
+    """Something the user gave that may not mean what they think."""
+
+
 class UnfinishedError(InputError):
     """Work that had to stop; what was done is kept, the same command goes on."""
 

@@ -6,8 +6,10 @@ from bert_jax.data.corpus import check_same_tokenizer, open_corpus
 from bert_jax.data.rows import LABELLED, Rows
 from bert_jax.errors import InputError
 from bert_jax.evaluators.held_out import HeldOut
-from bert_jax.model_dir import load, read_run
+from bert_jax.model_dir import LoadedModel, load, read_run
 from bert_jax.models.model import Model
+from bert_jax.objectives.base import Objective
+from bert_jax.objectives.causal_lm import CausalLM
 from bert_jax.objectives.masked_lm import MaskedLM
 from bert_jax.sharding import make_mesh, own_rows
 
@@ -27,18 +29,18 @@ def evaluate(
     """
     model = load(path)
     if "lm" not in model.heads:
-        raise InputError(f"{path} has no masked-LM head: there is nothing to score")
+        raise InputError(f"{path} has no language-model head to score")
     corpus = open_corpus(data)
     check_same_tokenizer(corpus, model.tokenizer.hash, f"the model {path}")
     is_workdir = (Path(path) / "run.json").is_file()
     trained = read_run(Path(path))["config"] if is_workdir else {}
     kind = rows or trained.get("rows", "full")
     if length is None:
-        length = trained.get("length", min(128, model.arch.max_positions))
+        length = trained.get("length", min(128, model.arch.max_length or 128))
     problems = []
-    if length > model.arch.max_positions:
+    if length > (model.arch.max_length or length):
         problems.append(
-            f"--length {length}: the model has positions for {model.arch.max_positions}"
+            f"--length {length}: the model has positions for {model.arch.max_length}"
         )
     for name, value in (("batch", batch), ("count", count)):
         if value is not None and value < 1:
@@ -50,15 +52,7 @@ def evaluate(
     total = len(found) if count is None else min(count, len(found))
     batch = min(batch, -(-total // mesh.size) * mesh.size)  # no more than is needed
     own_rows(mesh, batch, field="batch")
-    hyper = dict(trained.get("objective", {}))
-    if kind not in LABELLED or "nsp" not in model.heads:
-        hyper["next_sentence"] = 0.0
-    objective = MaskedLM(
-        vocab_size=model.tokenizer.size,
-        mask_id=model.tokenizer.mask_id,
-        special_ids=model.tokenizer.special_ids,
-        **hyper,
-    )
+    objective = objective_for(model, kind, dict(trained.get("objective", {})))
     held_out = HeldOut(
         found,
         model=Model(model.arch),
@@ -68,3 +62,19 @@ def evaluate(
         count=count,
     )
     return dict(held_out.run(model.params))
+
+
+def objective_for(model: LoadedModel, kind: str, hyper: dict) -> Objective:
+    """What the model was trained for, as far as its heads and these rows allow."""
+    if model.preset.objective == "causal_lm":
+        return CausalLM()
+    pair_head = model.preset.pair_head
+    if kind not in LABELLED or pair_head not in model.heads:
+        hyper["next_sentence"] = 0.0
+    return MaskedLM(
+        vocab_size=model.tokenizer.size,
+        mask_id=model.tokenizer.mask_id,
+        special_ids=model.tokenizer.special_ids,
+        pair_head=pair_head,
+        **hyper,
+    )

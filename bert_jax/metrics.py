@@ -15,7 +15,7 @@ from tqdm import tqdm
 from bert_jax.config import Run
 from bert_jax.errors import InputError
 from bert_jax.models.arch import Arch
-from bert_jax.objectives.corrupt import budget
+from bert_jax.objectives.base import Objective
 from bert_jax.optim import bert_schedule
 from bert_jax.whole import write_text
 
@@ -32,8 +32,10 @@ PEAK = {
 def train_flops(arch: Arch, *, length: int, predictions: int) -> float:
     """FLOPs of training on one row: 2 a multiply-add, backward twice the forward."""
     D, F, N, S, V = arch.width, arch.inner, arch.layers, length, arch.padded_vocab
-    layer = 2 * S * (4 * D * D + 2 * D * F) + 4 * S * S * D
-    head = 2 * predictions * (D * D + D * V)
+    E, dense = arch.table_width, arch.attention == "dense"
+    seen = S if dense else min(S, 3 * arch.window // 2)  # keys scored for each token
+    layer = 2 * S * (4 * D * D + 2 * D * F) + 4 * S * seen * D
+    head = 2 * predictions * (D * E * (arch.lm_head == "transform") + E * V)
     return 3.0 * (N * layer + head)
 
 
@@ -134,7 +136,7 @@ class Writers:
 class UnderWay:
     """Steps that were dispatched, and the sums since the last line of metrics."""
 
-    def __init__(self, run: Run, writers: Writers):
+    def __init__(self, run: Run, objective: Objective, writers: Writers):
         self.run, self.writers = run, writers
         self.pending = collections.deque()
         self.sums, self.count = None, 0
@@ -142,8 +144,7 @@ class UnderWay:
         self.clock, self.timed, self.seconds = None, 0, 0.0
         self.schedule = bert_schedule(run.optim, run.steps)
         self.peak = peak_flops()
-        rate = run.objective["rate"]
-        predictions = int(budget(run.length, rate)[-1])
+        predictions = objective.slots(run.length)
         row = train_flops(run.arch, length=run.length, predictions=predictions)
         self.flops = row * run.batch
 
@@ -243,7 +244,10 @@ def draw_loss(workdir: Path) -> Path:
 
     rows = read_metrics(workdir / "metrics.jsonl")
     figure, axes = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")
-    for axis, name in zip(axes, ("masked_lm_loss", "masked_lm_accuracy"), strict=True):
+    names = [name for row in rows[:1] for name in row if name.endswith("_lm_loss")]
+    objective = (*names, "loss")[0].removesuffix("_loss")
+    drawn = (f"{objective}_loss", f"{objective}_accuracy")
+    for axis, name in zip(axes, drawn, strict=True):
         for kind, style in (("train", "-"), ("eval", "o-")):
             found = [r for r in rows if r["kind"] == kind and name in r]
             if found:

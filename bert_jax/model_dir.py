@@ -14,12 +14,15 @@ import jax
 import numpy as np
 
 from bert_jax.checkpoint import Checkpoints
-from bert_jax.convert import hf
+from bert_jax.convert import hf, tf1
+from bert_jax.convert.engine import reference_heads
+from bert_jax.convert.files import read_json
 from bert_jax.data.tokenizers import Tokenizer, load_tokenizer
 from bert_jax.errors import InputError
 from bert_jax.models.arch import Arch
-from bert_jax.models.model import HEADS, Model, param_shapes
-from bert_jax.models.tokens import plain
+from bert_jax.models.heads import ON_POOLED, fits, heads_of
+from bert_jax.models.model import Model, param_shapes
+from bert_jax.models.tokens import Tokens, counted, plain
 from bert_jax.presets import PRESETS, Preset, preset
 
 
@@ -40,13 +43,13 @@ class LoadedModel:
 
     @property
     def heads(self) -> tuple[str, ...]:
-        return tuple(head for head in HEADS if head in self.params)
+        return heads_of(self.params, self.arch)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """Read on first use; raises then if there is none or it does not fit."""
         tokenizer = load_tokenizer(self.tokenizer_path)
-        if tokenizer.size != self.arch.vocab_size:
+        if not fits(tokenizer.size, self.arch):
             raise InputError(
                 f"{self.tokenizer_path}: the tokenizer has {tokenizer.size} pieces, "
                 f"the weights in {self.path} have {self.arch.vocab_size}"
@@ -59,41 +62,78 @@ class LoadedModel:
         return tokenizer
 
     def __call__(
-        self, input_ids, token_type_ids=None, attention_mask=None, attentions=False
+        self,
+        input_ids,
+        token_type_ids=None,
+        attention_mask=None,
+        attentions=False,
+        *,
+        task_type_ids=None,
+        global_attention_mask=None,
     ) -> dict[str, jax.Array]:
         """What the saved class computes, without dropout.
 
         hidden [N+1, B, S, D] (the embedding output first), pooled [B, D], logits
-        [B, S, V], nsp_logits [B, 2], attentions [N, B, H, S, S] if asked for; a head
-        that was not saved is left out. Positions are 0..S-1, also where padding is on
-        the left; what stands at padding means nothing.
+        [B, S, V] of the language model, nsp_logits and so on for each other head that
+        was saved ([B, labels] or [B, S, labels]), attentions [N, B, H, S, S] if asked
+        for. Positions are 0..S-1, also where padding is on the left, except in members
+        that count them from the first piece that is not padding's (RoBERTa); what
+        stands at padding means nothing. Tasks are ERNIE's, global tokens Longformer's.
         """
-        try:
-            ids = np.asarray(input_ids)
-        except ValueError:
-            raise InputError(
-                "input_ids: the rows differ in length; pad them and give attention_mask"
-            ) from None
-        types = None if token_type_ids is None else np.asarray(token_type_ids)
-        real = None if attention_mask is None else np.asarray(attention_mask) != 0
-        self.check(ids, types, real)
+        tokens = self.tokens(
+            input_ids,
+            token_type_ids=token_type_ids,
+            attention_mask=attention_mask,
+            task_type_ids=task_type_ids,
+            global_attention_mask=global_attention_mask,
+        )
         capture = ("hidden", "attentions") if attentions else ("hidden",)
-        out = self.forward(capture)(self.params, plain(ids, types=types, real=real))
+        out = self.forward(capture)(self.params, tokens)
         named = {"hidden": out["hidden"]}
-        if "pooler" in self.params:
-            named["pooled"] = out["pooler"][:, 0]
-        if "lm" in self.params:
-            named["logits"] = out["lm"][..., : self.arch.vocab_size]
-        if "nsp" in self.params:
-            named["nsp_logits"] = out["nsp"][:, 0]
+        named |= {name: value for name, value in out.items() if "answer" in name}
+        for head in self.heads:
+            if head not in out:
+                continue
+            logits = out[head][:, 0] if head in (*ON_POOLED, "pooler") else out[head]
+            name = {"pooler": "pooled", "lm": "logits"}.get(head, f"{head}_logits")
+            named[name] = logits[..., : self.arch.vocab_size]
         if attentions:
             named["attentions"] = out["attentions"]
         return named
 
+    def tokens(self, input_ids, **given) -> Tokens:
+        """The arguments of a Hugging Face model as Tokens, checked."""
+        try:
+            ids = np.asarray(input_ids)
+            given = {
+                name: None if value is None else np.asarray(value)
+                for name, value in given.items()
+            }
+        except ValueError:
+            raise InputError(
+                "input_ids: the rows differ in length; pad them and give attention_mask"
+            ) from None
+        self.check(ids, given)
+        arch, real = self.arch, given.get("attention_mask")
+        positions = None
+        if arch.position_offset:  # RoBERTa's: padding is the piece before the offset
+            positions = counted(ids != arch.position_offset - 1)
+        tokens = plain(
+            ids,
+            types=given.get("token_type_ids"),
+            real=None if real is None else real != 0,
+            order=arch.order,
+            positions=positions,
+        )
+        return tokens.replace(
+            task=given.get("task_type_ids"), reach=given.get("global_attention_mask")
+        )
+
     def forward(self, capture: tuple[str, ...]) -> Callable:
         """The compiled model; jax keeps one compilation a shape."""
         if capture not in self._compiled:
-            model, heads = Model(self.arch), self.heads
+            model = Model(self.arch)
+            heads = tuple(head for head in self.heads if head != "sbo")  # takes spans
             self._compiled[capture] = jax.jit(
                 lambda params, tokens: model.apply(
                     {"params": params}, tokens, heads=heads, capture=capture
@@ -105,53 +145,69 @@ class LoadedModel:
     def _compiled(self) -> dict:
         return {}
 
-    def check(self, ids, types, real) -> None:
+    def check(self, ids: np.ndarray, given: dict) -> None:
         """Everything JAX would silently clamp or broadcast."""
         if ids.ndim != 2:
             raise InputError(f"input_ids must be [B, S], not of shape {ids.shape}")
-        problems = []
-        for name, array, limit in (
-            ("input_ids", ids, self.arch.vocab_size),
-            ("token_type_ids", types, self.arch.types),
-        ):
-            if array is None or not array.size:
+        arch, problems = self.arch, []
+        # Relative types are compared, not looked up; one type needs no telling.
+        types = 2**31 if arch.type_scheme == "relative" else max(1, arch.types)
+        limits = {
+            "input_ids": arch.vocab_size,
+            "token_type_ids": types,
+            "task_type_ids": max(1, arch.task_types),
+            "global_attention_mask": 2 if arch.attention == "window" else 1,
+        }
+        for name, array in {"input_ids": ids, **given}.items():
+            if array is None:
                 continue
-            if array.min() < 0 or array.max() >= limit:
+            if array.shape != ids.shape:
+                problems.append(
+                    f"{name} has shape {array.shape}, input_ids {ids.shape}"
+                )
+            limit = limits.get(name)
+            if limit and array.size and (array.min() < 0 or array.max() >= limit):
                 problems.append(
                     f"{name} must be in 0..{limit - 1}, found {array.min()} to "
                     f"{array.max()}"
                 )
-        for name, array in (("token_type_ids", types), ("attention_mask", real)):
-            if array is not None and array.shape != ids.shape:
-                problems.append(
-                    f"{name} has shape {array.shape}, input_ids {ids.shape}"
-                )
-        if ids.shape[1] > self.arch.max_positions:
+        if arch.max_length is not None and ids.shape[1] > arch.max_length:
             problems.append(
                 f"{ids.shape[1]} tokens in a row, the model has positions for "
-                f"{self.arch.max_positions}"
+                f"{arch.max_length}"
+            )
+        widely = given.get("global_attention_mask")
+        if widely is not None and (widely > 0).sum(-1).max() > arch.global_slots:
+            problems.append(
+                f"global_attention_mask has more than {arch.global_slots} tokens in a "
+                "row: load a model with a larger arch.global_slots"
             )
         if problems:
             raise InputError("\n".join(problems))
 
 
-def load(path: str | Path, *, step: int | None = None) -> LoadedModel:
-    """A model from a workdir (its newest whole checkpoint, or `step`) or from a
-    Hugging Face directory. The tokenizer is not needed until it is used."""
+def load(
+    path: str | Path, *, step: int | None = None, tower: str = "discriminator"
+) -> LoadedModel:
+    """A model from a workdir (its newest whole checkpoint, or `step`), from a Hugging
+    Face directory, or from a TensorFlow 1 release of BERT, ALBERT, XLNet or ELECTRA
+    (whose `tower` may be the generator). The tokenizer is not read until it is used."""
     path = Path(path)
     if (path / "run.json").is_file():
         return load_workdir(path, step)
-    if (path / "config.json").is_file():
+    if (path / "config.json").is_file() or tf1.is_tf1(path):
         if step is not None:
-            raise InputError(f"{path} is a Hugging Face directory: it has no steps")
-        arch, params = hf.import_model(path)
-        return LoadedModel(path, preset_of(arch, path.name), params, path)
+            raise InputError(f"{path} is no workdir: it has no steps")
+        arch, params, layout = hf.import_model(path, tower=tower)
+        heads = heads_of(params, arch)
+        member = preset_of(arch, path.name, layout.model_type, heads)
+        return LoadedModel(path, member, params, path)
     what = "does not exist: give a workdir or a"
     if path.is_dir():
         what = "is neither a workdir nor a"
     raise InputError(
         f"MODEL {path} {what} Hugging Face directory (looked for run.json of a "
-        "workdir and config.json)"
+        "workdir, config.json, and a TensorFlow checkpoint)"
     )
 
 
@@ -163,7 +219,7 @@ def read_run(workdir: Path) -> dict:
             f"{workdir} has checkpoints, but no run.json that says of what: use "
             "another --workdir, or put it back"
         )
-    about = hf.read_json(path)
+    about = read_json(path)
     try:
         Arch(**about["config"]["arch"])
         _ = about["config"]["preset"], about["config"]["data"], tuple(about["heads"])
@@ -189,9 +245,16 @@ def complain(text: str) -> None:
     print(text, file=sys.stderr)  # standard output may be JSON
 
 
-def preset_of(arch: Arch, name: str) -> Preset:
-    """The preset with this architecture, or an unnamed BERT that has it."""
-    for member in PRESETS.values():
-        if member.arch == arch:
-            return member
-    return dataclasses.replace(PRESETS["bert-base-uncased"], name=name, arch=arch)
+def preset_of(arch: Arch, name: str, layout: str, heads: tuple[str, ...]) -> Preset:
+    """The preset with this architecture, or an unnamed member of its kind.
+
+    Of several the one that is called like the directory, or has the heads.
+    """
+    kind = [member for member in PRESETS.values() if member.layout == layout]
+    fits = [m for m in kind if m.arch == arch.but(labels=m.arch.labels)]
+    fits.sort(
+        key=lambda m: (m.name != name, reference_heads(layout, m.reference) != heads)
+    )
+    if fits:
+        return dataclasses.replace(fits[0], arch=arch)
+    return dataclasses.replace(kind[0], name=name, arch=arch)

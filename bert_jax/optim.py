@@ -23,7 +23,7 @@ from bert_jax.models.model import path_name
 
 OPTIMIZERS = ("bert_adamw", "adamw")
 # First match decides; every parameter must match one.
-DECAY = ((r"(^|/)(bias|scale)$", 0.0), (r".*", 1.0))
+DECAY = ((r"(^|/)(bias|scale|u|v)$", 0.0), (r".*", 1.0))
 
 
 @dataclasses.dataclass(frozen=True)

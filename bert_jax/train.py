@@ -122,7 +122,7 @@ def train_alone(
     )
     writers = metrics.Writers(workdir, start=start, steps=run.steps, progress=progress)
     with writers, Interrupt() as interrupt:
-        under_way = metrics.UnderWay(run, writers)
+        under_way = metrics.UnderWay(run, objective, writers)
 
         def score() -> None:
             scores = dict(evaluator.run(state.params))
@@ -188,7 +188,12 @@ def compute_dtype(name: str) -> jnp.dtype:
 
 
 def fit_vocabulary(run: Run, corpus: Corpus, say) -> Run:
-    """The model gets as many pieces as the corpus has, unless told otherwise."""
+    """The model gets as many pieces as the corpus has, unless told otherwise, and
+    counts positions from the id of padding where its kind does (RoBERTa)."""
+    offset, pad = run.arch.position_offset, corpus.tokenizer.pad_id
+    if offset and pad is not None and offset != pad + 1:
+        say(f"positions: from {pad + 1}, after the id of padding (not from {offset})")
+        run = dataclasses.replace(run, arch=run.arch.but(position_offset=pad + 1))
     pieces, wanted = corpus.about["tokenizer"]["size"], run.arch.vocab_size
     if pieces == wanted:
         return run
@@ -213,20 +218,21 @@ def make_objective(run: Run, tokenizer, say):
     ]
     if problems:
         raise InputError("\n".join(problems))
-    if tokenizer.mask_id is None:
+    if "mask_id" in valid and tokenizer.mask_id is None:
         raise InputError(
             f"the {tokenizer.kind} tokenizer of {run.data} has no token to hide others "
             "behind ([MASK]), which the objective needs: prepare with another one"
         )
-    if run.rows not in LABELLED and hyper["next_sentence"]:
+    if run.rows not in LABELLED and hyper.get("next_sentence"):
         say(f"rows={run.rows} are no sentence pairs: next-sentence prediction is off")
         hyper["next_sentence"] = 0.0
-    return kind(
-        vocab_size=tokenizer.size,
-        mask_id=tokenizer.mask_id,
-        special_ids=tokenizer.special_ids,
-        **hyper,
-    )
+    decided = {
+        "vocab_size": tokenizer.size,
+        "mask_id": tokenizer.mask_id,
+        "special_ids": tokenizer.special_ids,
+        "pair_head": preset(run.preset).pair_head,
+    }
+    return kind(**{name: decided[name] for name in decided if name in valid}, **hyper)
 
 
 def make_evaluator(

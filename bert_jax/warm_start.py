@@ -7,15 +7,21 @@ vocabularies have, or fresh. The report says which and how many.
 import jax
 import numpy as np
 
-from bert_jax.convert.hf import flatten, unflatten
+from bert_jax.convert.engine import flatten, unflatten
 from bert_jax.data.tokenizers import Tokenizer
 from bert_jax.errors import InputError
 from bert_jax.model_dir import LoadedModel
 from bert_jax.models.arch import Arch
+from bert_jax.models.heads import BY_PIECE
+from bert_jax.models.positions import stretched
 
-BY_PIECE = ("embed/token", "lm/bias")  # parameters with a row for each piece
 # What makes another function of the same parameters, and does not show in a shape.
-FUNCTION = ("heads", "activation", "norm_eps")
+FUNCTION = (
+    *("heads", "activation", "norm_eps", "norm_place", "embed_norm", "embed_scale"),
+    *("position", "position_offset", "max_distance", "position_biases", "type_scheme"),
+    *("share", "groups", "group_layers"),
+)
+POOLED = ("pooler", "pool_from")  # the same of a model that pools
 
 
 def warm_start(
@@ -29,16 +35,26 @@ def warm_start(
     problems = [
         f"arch.{name} is {getattr(source.arch, name)!r} there, {getattr(arch, name)!r} "
         f"here: give --config.arch.{name}={getattr(source.arch, name)}"
-        for name in FUNCTION
+        for name in (*FUNCTION, *(POOLED if "pooler" in fresh else ()))
         if getattr(source.arch, name) != getattr(arch, name)
     ]
+    # A window reads global tokens through projections that begin as the ordinary ones.
+    widely = {
+        name: theirs[name.replace("_global", "")]
+        for name in ours
+        if "_global/" in name
+        and name not in theirs
+        and name.replace("_global", "") in theirs
+    }
+    theirs |= widely
+    stretch = ""
     for name, leaf in ours.items():
         if name not in theirs:
             taken[name] = leaf
             initialised.append(name)
             continue
         other = np.asarray(theirs[name])
-        if name in BY_PIECE:
+        if name.endswith(BY_PIECE):
             if leaf.shape[1:] != other.shape[1:]:
                 problems.append(
                     f"{name}: width {other.shape[1:]}, here {leaf.shape[1:]}"
@@ -47,6 +63,9 @@ def warm_start(
             new = np.array(leaf)
             new[pairs[:, 1]] = other[pairs[:, 0]]
             taken[name] = new
+        elif name == "embed/position" and len(other) < len(leaf):
+            taken[name] = stretched(other, len(leaf), offset=arch.position_offset)
+            stretch = f"positions: {len(other)} rows stretched to {len(leaf)}"
         elif leaf.shape != other.shape:
             problems.append(f"{name} has shape {other.shape}, here {leaf.shape}")
         else:
@@ -63,6 +82,10 @@ def warm_start(
             f"other vocabulary: {len(pairs)} of {tokenizer.size} pieces copied, "
             f"{tokenizer.size - len(pairs)} initialised"
         )
+    if stretch:
+        report.append(stretch)
+    if widely:
+        report.append(f"begun as the ordinary projections: {', '.join(widely)}")
     if initialised:
         report.append(f"initialised, not in the source: {', '.join(initialised)}")
     if unused:

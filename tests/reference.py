@@ -17,12 +17,14 @@ import transformers
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from bert_jax.convert import hf
+from bert_jax.convert import engine
+from bert_jax.convert.tables import LAYOUTS
 from bert_jax.models.arch import Arch
 from bert_jax.models.model import Model, init_params
 from bert_jax.models.tokens import Tokens
 from bert_jax.objectives.base import loss_of
 from bert_jax.objectives.masked_lm import MaskedLM
+from bert_jax.parity import GRADIENT, OUTPUT, QUICK, SHARP, excess
 from bert_jax.step import Net
 
 transformers.utils.logging.set_verbosity_error()
@@ -30,12 +32,6 @@ transformers.utils.logging.disable_progress_bar()
 
 HEADS = ("lm", "pooler", "nsp")
 THEIR_ACTIVATION = {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu"}
-SHARP = 0.5  # what the largest attention probability exceeds, in every layer
-# Half the time to compile; what is compiled is the same program.
-QUICK = {"xla_backend_optimization_level": 0}
-# f32, up to four layers: max|a-b| <= relative * max(floor, max|b|) + absolute.
-OUTPUT = dict(relative=1e-5, floor=1.0, absolute=0.0)
-GRADIENT = dict(relative=1e-4, floor=0.0, absolute=1e-7)
 
 
 def their_config(arch: Arch) -> transformers.BertConfig:
@@ -93,7 +89,15 @@ def tensors_of(model) -> dict[str, np.ndarray]:
 
 
 def ours_from(model, arch: Arch) -> dict:
-    return hf.to_ours(tensors_of(model), arch, source="the reference")
+    tensors = tensors_of(model)
+    return engine.to_ours(tensors, arch, LAYOUTS["bert"], source="the reference")
+
+
+def theirs_from(params: dict, arch: Arch) -> dict[str, np.ndarray]:
+    """Our tree (of parameters, or gradients) under their names."""
+    theirs, rest = engine.to_theirs(params, arch, LAYOUTS["bert"], heads=HEADS)
+    assert not rest
+    return theirs
 
 
 def fresh_params(arch: Arch, *, heads: tuple[str, ...] = HEADS, seed: int = 0) -> dict:
@@ -262,15 +266,6 @@ def our_results(
     return jax.device_get(our_function(arch, dtype)(params, batch, noise))
 
 
-def excess(ours, theirs, *, relative: float, floor: float, absolute: float) -> float:
-    """How many times the allowed difference there is; above 1 is a failure."""
-    ours, theirs = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
-    assert ours.shape == theirs.shape, (ours.shape, theirs.shape)
-    allowed = relative * max(floor, np.abs(theirs).max()) + absolute
-    difference = np.abs(ours - theirs).max() / allowed
-    return float("inf") if np.isnan(difference) else float(difference)
-
-
 def compare(arch: Arch, ours: dict, theirs: dict, rows: Rows) -> dict[str, float]:
     """Every output at real positions and every gradient: name -> excess."""
     real, V = rows.real, arch.vocab_size
@@ -292,7 +287,7 @@ def compare(arch: Arch, ours: dict, theirs: dict, rows: Rows) -> dict[str, float
 
 def compare_gradients(arch: Arch, ours: dict, theirs: dict) -> dict[str, float]:
     """By their names; their list of parameters and ours must be the same."""
-    named = hf.to_theirs(ours, arch)
+    named = theirs_from(ours, arch)
     assert named.keys() == theirs.keys()
     return {
         f"gradient {name}": excess(named[name], theirs[name], **GRADIENT)

@@ -4,8 +4,10 @@ import json
 
 import pytest
 
+from bert_jax import parity
 from bert_jax.cli import COMMANDS, main, read_overrides
 from bert_jax.errors import InputError
+from bert_jax.presets import PRESETS
 from tests import tiny
 
 
@@ -30,12 +32,30 @@ def test_help_shows_an_example(name, capsys):
 
 def test_presets(capsys):
     main(["presets"])
-    assert len(capsys.readouterr().out.splitlines()) == 36
+    assert len(capsys.readouterr().out.splitlines()) == len(PRESETS)
     main(["presets", "bert-base", "--json"])
     shown = json.loads(capsys.readouterr().out)
     assert shown["parameters"] == 110_106_428
     assert shown["arch"]["width"] == 768
     assert "Did you mean bert-tiny" in failure("presets", "bert-tinyy")
+
+
+def test_presets_checked_live(capsys, monkeypatch):
+    main(["presets", "gpt2", "--check"])
+    head, _, row = capsys.readouterr().out.strip().splitlines()
+    assert head == "| member | parameters | hidden | logits | gradients | round trip |"
+    cells = [cell.strip() for cell in row.strip("|").split("|")]
+    assert (cells[0], cells[1], cells[5]) == ("gpt2", "124,439,808", "exact")
+    assert all(0 < float(cell) < 1e-4 for cell in cells[2:5])
+    main(["presets", "nezha-cn-base", "--check", "--json"])
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found["hidden"] is None
+    assert "transformers 4.57" in found["reference"]
+
+    # A member that is not what its class computes is an error.
+    wrong = parity.Parity("m", 0, 1, "", 1.0, 1.0, 1.0, 1.5, "exact")
+    monkeypatch.setattr(parity, "check_members", lambda _: iter([wrong]))
+    assert "not what transformers computes: m" in failure("presets", "gpt2", "--check")
 
 
 def test_the_road_from_text_to_export(tmp_path, capsys, monkeypatch):

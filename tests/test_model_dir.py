@@ -202,6 +202,11 @@ def test_fill_errors(folder, tmp_path):
     transformers.BertModel(CONFIG).save_pretrained(tmp_path / "body")
     with pytest.raises(InputError, match="no masked-LM head"):
         fill(bert_jax.load(tmp_path / "body"), "a [MASK]")
+    sizes = dict(n_positions=40, n_embd=8, n_layer=1, n_head=2)
+    gpt2 = transformers.GPT2Config(vocab_size=CONFIG.vocab_size, **sizes)
+    transformers.GPT2LMHeadModel(gpt2).save_pretrained(tmp_path / "gpt2")
+    with pytest.raises(InputError, match="reads from left to right: it cannot fill"):
+        fill(bert_jax.load(tmp_path / "gpt2"), "a [MASK]")
 
 
 def test_evaluate_scores_the_same_predictions_every_time(folder, tiny_corpus):
@@ -234,7 +239,8 @@ def test_a_body_without_pooler_goes_back_to_pytorch(tmp_path, tiny_tokenizer):
     theirs.save_pretrained(tmp_path / "body")
     model = bert_jax.load(tmp_path / "body")
     out = tmp_path / "out"
-    assert export_model(out, model.params, model.arch, tiny_tokenizer) < 1e-5
+    done = export_model(out, model.params, model.arch, tiny_tokenizer)
+    assert done.difference < 1e-5
     back = transformers.BertModel.from_pretrained(out, add_pooling_layer=False)
     for name, tensor in theirs.state_dict().items():
         assert torch.equal(tensor, back.state_dict()[name])

@@ -7,7 +7,7 @@ import optax
 import pytest
 import torch
 
-from bert_jax.convert.hf import flatten, unflatten
+from bert_jax.convert.engine import flatten, unflatten
 from bert_jax.errors import InputError
 from bert_jax.models.model import param_shapes
 from bert_jax.optim import DECAY, Optim, bert_schedule, by_rule, make_optimizer

@@ -11,11 +11,15 @@ import pytest
 
 import bert_jax
 from bert_jax import checkpoint, metrics, optim
+from bert_jax.config import load_config, override, resolve
 from bert_jax.data.tokenizers import SPECIALS, WordPiece, train_bpe
 from bert_jax.errors import InputError
 from bert_jax.evaluators.held_out import HeldOut
 from bert_jax.metrics import NotFiniteError, read_metrics
 from bert_jax.objectives.base import Mean
+from bert_jax.objectives.masked_lm import MaskedLM
+from bert_jax.parity import tiny as tiny_arch
+from bert_jax.presets import preset
 from bert_jax.train import train
 from bert_jax.warm_start import shared_pieces
 from tests import tiny
@@ -183,7 +187,8 @@ def test_the_clock_goes_on_while_lines_are_written(tiny_corpus, monkeypatch):
             now[0] += 5.0
 
     run = tiny.make_run(tiny_corpus, log_every=2)
-    under_way = metrics.UnderWay(run, Writers())
+    objective = MaskedLM(100, mask_id=4, special_ids=())
+    under_way = metrics.UnderWay(run, objective, Writers())
     monkeypatch.setattr(metrics.time, "perf_counter", lambda: now[0])
     one = Mean(np.float32(1), np.float32(1))
     means = dict.fromkeys(("loss", "grad_norm", "real_tokens"), one)
@@ -503,3 +508,51 @@ def test_one_device_and_eight_agree(tiny_corpus, finished, tmp_path):
     for eight, one in zip(*rows, strict=True):
         assert eight["batch"] == one["batch"]
         assert eight["loss"] == pytest.approx(one["loss"], rel=1e-5)
+
+
+def family_run(corpus, name: str, **changes):
+    """A run of one step of another member, at tiny size and without learning."""
+    arch = tiny_arch(preset(name).arch)
+    config = load_config(f"pretrain:{name}")
+    sizes = ("width", "layers", "heads", "inner", "max_positions", "window", "types")
+    fields = {f"arch.{size}": str(getattr(arch, size)) for size in sizes}
+    fields |= {"data": str(corpus.path), "rows": "full", "length": "24", "batch": "8"}
+    fields |= {"steps": "1", "optim.lr": "0", "optim.warmup": "0"}
+    fields |= {key.replace("__", "."): str(value) for key, value in changes.items()}
+    override(config, fields)
+    return resolve(config)
+
+
+def test_a_longformer_starts_from_a_roberta(tiny_corpus, tmp_path, capsys):
+    short = tmp_path / "roberta"
+    train(family_run(tiny_corpus, "roberta-base"), short, progress=False)
+    # RoBERTa counts positions from the id of padding, which is 0 in this vocabulary.
+    assert "positions: from 1, after the id of padding" in capsys.readouterr().out
+    theirs = bert_jax.load(short)
+    assert theirs.arch.position_offset == theirs.tokenizer.pad_id + 1 == 1
+
+    long = tmp_path / "longformer"
+    run = family_run(
+        tiny_corpus, "longformer-base-4096", init=short, arch__max_positions=90
+    )
+    train(run, long, progress=False)
+    said = capsys.readouterr().out
+    assert "positions: 42 rows stretched to 90" in said
+    assert "begun as the ordinary projections: stack/layers/attention/k_global" in said
+    ours = bert_jax.load(long).params
+    attention = ours["stack"]["layers"]["attention"]
+    for name in "qkv":
+        for leaf in ("kernel", "bias"):
+            near, far = attention[name][leaf], attention[f"{name}_global"][leaf]
+            np.testing.assert_array_equal(near, far)
+    before, after = (p["embed"]["position"] for p in (theirs.params, ours))
+    np.testing.assert_array_equal(after[:42], before)
+    np.testing.assert_array_equal(after[42:83], before[1:])
+    np.testing.assert_array_equal(after[83:], before[1:8])
+
+
+def test_another_function_is_refused(tiny_corpus, finished, tmp_path):
+    run = family_run(tiny_corpus, "gpt2", init=finished, rows="full")
+    with pytest.raises(InputError) as caught:
+        train(run, tmp_path / "run", progress=False)
+    assert "arch.norm_place is 'post' there, 'pre' here" in str(caught.value)

@@ -1,341 +1,181 @@
-"""Parameters to and from the layout of Hugging Face transformers.
+"""Models to and from Hugging Face directories.
 
-One rename table serves both directions. Everything must be accounted for: a tensor we
-miss, or one we have no name for, is an error that lists all of them.
+    config.json, model.safetensors, the tokenizer's files; extra.safetensors for
+    parameters that no class of theirs knows
+
+What is written is read back by PyTorch, and left on disk only if it computes the same.
 """
 
+import dataclasses
 import json
-import re
+import warnings
 from pathlib import Path
 
-import jax
-import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
-
-from bert_jax.convert import tables
-from bert_jax.errors import InputError, unknown
+from bert_jax.convert import tf1
+from bert_jax.convert.engine import class_for, to_ours, to_theirs
+from bert_jax.convert.files import (
+    read_json,
+    read_safetensors,
+    read_tensors,
+    write_safetensors,
+)
+from bert_jax.convert.tables import LAYOUTS, Layout
+from bert_jax.errors import InputError, InputWarning, unknown
 from bert_jax.models.arch import Arch
-from bert_jax.models.model import HEADS, Model, param_shapes, path_name
-from bert_jax.models.tokens import plain
+from bert_jax.models.heads import fits
 from bert_jax.whole import whole_folder
 
 TOLERANCE = 1e-4  # f32: an export whose logits differ by more is not left on disk
-WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
+EXTRA = "extra.safetensors"
 
 
-# The engine: flat tensors of theirs <-> our tree.
+@dataclasses.dataclass(frozen=True)
+class Exported:
+    """What was written."""
+
+    reference: str  # the class that reads it
+    difference: float | None  # largest one between our outputs and PyTorch's
+    unverified: str  # why there is none
+    extra: tuple[str, ...]  # parameters that the class does not know
 
 
-def flatten(params: dict) -> dict[str, np.ndarray]:
-    leaves = jax.tree_util.tree_leaves_with_path(params)
-    return {path_name(path): leaf for path, leaf in leaves}
-
-
-def unflatten(flat: dict[str, np.ndarray]) -> dict:
-    tree: dict = {}
-    for name, leaf in flat.items():
-        *parents, last = name.split("/")
-        node = tree
-        for parent in parents:
-            node = node.setdefault(parent, {})
-        node[last] = leaf
-    return tree
-
-
-def fold_in(tensor: np.ndarray, fold: str, arch: Arch) -> np.ndarray:
-    """Their tensor as we store it."""
-    if fold == "transpose":
-        return tensor.T
-    if fold == "vocab":
-        surplus = arch.padded_vocab - len(tensor)
-        return np.pad(tensor, [(0, surplus), *[(0, 0)] * (tensor.ndim - 1)])
-    return tensor
-
-
-def fold_out(tensor: np.ndarray, fold: str, arch: Arch) -> np.ndarray:
-    """Our tensor as they store it."""
-    if fold == "transpose":
-        return np.ascontiguousarray(tensor.T)
-    return tensor[: arch.vocab_size] if fold == "vocab" else tensor
-
-
-def to_theirs(params: dict, arch: Arch) -> dict[str, np.ndarray]:
-    """Our tree as flat f32 tensors under their names, tied ones written once."""
-    ours = flatten(jax.device_get(params))
-    table = {row.ours: row for row in tables.BERT}
-    unnamed = sorted(set(ours) - set(table))
-    if unnamed:
-        raise InputError(f"no name in the export table for: {', '.join(unnamed)}")
-    theirs = {}
-    for name, leaf in ours.items():
-        row = table[name]
-        if "{n}" in row.theirs:
-            for n, part in enumerate(leaf):
-                theirs[row.theirs.format(n=n)] = fold_out(part, row.fold, arch)
-        else:
-            theirs[row.theirs] = fold_out(leaf, row.fold, arch)
-    return theirs
-
-
-def canonical(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Their tensors under today's names: with the `bert.` prefix, weight and bias."""
-    renamed, twice = {}, []
-    for given, tensor in tensors.items():
-        name = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", given)
-        name = re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", name)
-        if re.match(r"(embeddings|encoder|pooler)\.", name):
-            name = f"bert.{name}"
-        if name in renamed:
-            twice.append(f"{given} is another name of {name}, which is there too")
-        renamed[name] = tensor
-    if twice:
-        raise InputError("\n".join(twice))
-    return renamed
-
-
-def heads_in(tensors: dict[str, np.ndarray]) -> tuple[str, ...]:
-    """The heads whose tensors are all there; part of a head is reported later."""
-    names = canonical(tensors)
-    present = {row.ours.split("/")[0] for row in tables.BERT if row.theirs in names}
-    return tuple(head for head in HEADS if head in present)
-
-
-def to_ours(tensors: dict[str, np.ndarray], arch: Arch, *, source: str) -> dict:
-    """Their tensors as our tree. `source` is named in the error."""
-    theirs = canonical(tensors)
-    problems = []
-    for repeat, original in tables.BERT_TIED.items():
-        if repeat not in theirs:
-            continue
-        copy = theirs.pop(repeat)
-        if original not in theirs:
-            theirs[original] = copy
-        elif not np.array_equal(copy, theirs[original]):
-            problems.append(f"{repeat} differs from {original}, to which it is tied")
-    for name in tables.BERT_IGNORED:
-        theirs.pop(name, None)
-
-    heads = heads_in(theirs)
-    expected = flatten(param_shapes(arch, heads=heads))
-    table = {row.ours: row for row in tables.BERT}
-    flat, missing = {}, []
-    for ours, shape in expected.items():
-        row = table[ours]
-        stacked = "{n}" in row.theirs
-        names = [row.theirs.format(n=n) for n in range(arch.layers if stacked else 1)]
-        absent = [name for name in names if name not in theirs]
-        missing += absent
-        parts = [theirs.pop(name) for name in names if name not in absent]
-        if absent:
-            continue
-        want = fold_out(np.zeros(shape.shape[stacked:], bool), row.fold, arch).shape
-        for name, part in zip(names, parts, strict=True):
-            if part.shape != want:
-                problems.append(
-                    f"{name} has shape {part.shape}, config.json says {want}"
-                )
-        if not problems:
-            parts = [fold_in(np.asarray(p, np.float32), row.fold, arch) for p in parts]
-            flat[ours] = np.stack(parts) if stacked else parts[0]
-    if missing:
-        problems.append(f"missing tensors: {', '.join(missing)}")
-    if theirs:
-        problems.append(f"unexpected tensors: {', '.join(sorted(theirs))}")
-    if problems:
-        raise InputError(f"{source}:\n" + "\n".join(problems))
-    return unflatten(flat)
-
-
-# Directories.
-
-
-def read_json(path: Path) -> dict:
-    """A JSON object."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:  # not UTF-8 or not JSON
-        raise InputError(f"{path} is damaged, not JSON: {error}") from None
-    if not isinstance(content, dict):
-        raise InputError(f"{path} is damaged: it does not hold a JSON object")
-    return content
-
-
-def read_arch(path: Path) -> Arch:
-    """The architecture in a config.json."""
-    config = read_json(path)
-    kind = config.get("model_type")
-    if kind != "bert":
-        raise InputError(f"{path}: {unknown('model_type', str(kind), ['bert'])}")
-    problems = []
-    if config.get("position_embedding_type", "absolute") != "absolute":
-        problems.append(
-            f"position_embedding_type={config['position_embedding_type']!r}: only "
-            "'absolute' is a BERT"
+def read_arch(config: dict, *, source: str) -> tuple[Arch, Layout]:
+    """The architecture in a config.json, and the layout of its tensors."""
+    if config.get("model_type") is None:
+        raise InputError(
+            f"{source} has no model_type, which says what the model is: add one of "
+            + ", ".join(sorted(LAYOUTS))
         )
-    if config.get("is_decoder", False):
-        problems.append("is_decoder=true: only encoders can be read")
-    activation = str(config.get("hidden_act", "gelu"))
-    if activation not in tables.ACTIVATIONS:
-        problems.append(unknown("hidden_act", activation, tables.ACTIVATIONS))
-    if problems:
-        raise InputError(f"{path}: " + "\n".join(problems))
-    sizes = {
-        ours: config[theirs]
-        for ours, theirs in tables.BERT_CONFIG.items()
-        if theirs in config
-    }
+    kind = str(config["model_type"])
+    if kind not in LAYOUTS:
+        raise InputError(f"{source}: {unknown('model_type', kind, LAYOUTS)}")
+    layout = LAYOUTS[kind]
     try:
-        return Arch(**sizes, activation=tables.ACTIVATIONS[activation])
+        fields = layout.to_arch(config)
     except InputError as error:
-        raise InputError(f"{path} (in our names): {error}") from None
+        raise InputError(f"{source}: {error}") from None
+    try:
+        arch = Arch(**fields)
+    except InputError as error:
+        raise InputError(f"{source} (in our names): {error}") from None
+    strange = layout.strange(config)
+    if strange:
+        warnings.warn(
+            f"{source}: nothing is known of the fields {', '.join(strange)}; they are "
+            "left out of account",
+            InputWarning,
+            stacklevel=2,
+        )
+    return arch, layout
 
 
-def write_config(path: Path, arch: Arch, *, reference: str, pad_id: int) -> None:
-    theirs = {ours: name for name, ours in reversed(tables.ACTIVATIONS.items())}
-    config = {
-        "architectures": [reference],
-        "model_type": "bert",
-        **{their: getattr(arch, our) for our, their in tables.BERT_CONFIG.items()},
-        "hidden_act": theirs[arch.activation],
+def config_of(
+    arch: Arch, layout: Layout, heads: tuple[str, ...], *, pad_id: int
+) -> dict:
+    """The config.json of a model; an error where the layout cannot say it."""
+    return {
+        "architectures": [layout.classes[heads]],
+        **layout.to_config(arch, heads),
         "pad_token_id": pad_id,
-        "position_embedding_type": "absolute",
         "torch_dtype": "float32",
     }
-    path.write_text(json.dumps(config, indent=2) + "\n")
 
 
-def read_tensors(directory: Path) -> dict[str, np.ndarray]:
-    """The weights of a directory. No pickle is run: torch files load weights only."""
-    single, index, torch_file = (directory / name for name in WEIGHTS)
-    if single.exists():
-        return read_safetensors(single)
-    if index.exists():
-        tensors = {}
-        for name in sorted(set(read_json(index).get("weight_map", {}).values())):
-            if Path(name).name != name:
-                raise InputError(f"{index} names {name!r}, outside its directory")
-            tensors |= read_safetensors(directory / name)
-        return tensors
-    if torch_file.exists():
-        try:
-            import torch
-        except ImportError:
-            raise InputError(
-                f"{torch_file} needs PyTorch to be read: pip install 'bert_jax[torch]'"
-            ) from None
-        try:
-            loaded = torch.load(torch_file, map_location="cpu", weights_only=True)
-            return {name: tensor.float().numpy() for name, tensor in loaded.items()}
-        except Exception:  # torch has many types for it, and advises to run the pickle
-            raise InputError(
-                f"{torch_file} is damaged or holds more than tensors; no code in it "
-                "was run"
-            ) from None
-    raise InputError(f"{directory} holds no weights ({', '.join(WEIGHTS)})")
-
-
-def read_safetensors(path: Path) -> dict[str, np.ndarray]:
-    try:
-        return load_file(path)
-    except FileNotFoundError:
-        raise InputError(f"{path} is missing") from None
-    except Exception as error:  # the library raises its own type for a damaged file
-        raise InputError(f"{path} is damaged or not safetensors: {error}") from None
-
-
-def import_model(directory: str | Path) -> tuple[Arch, dict]:
-    """The architecture and parameters of a Hugging Face directory."""
+def import_model(
+    directory: str | Path, *, tower: str = "discriminator"
+) -> tuple[Arch, dict, Layout]:
+    """The architecture, the parameters and the layout of a directory, also of one
+    with a TensorFlow 1 checkpoint of a google-research release."""
     directory = Path(directory)
-    arch = read_arch(directory / "config.json")
-    return arch, to_ours(read_tensors(directory), arch, source=str(directory))
+    extra = {}
+    if (directory / "config.json").is_file():
+        if tower != "discriminator":
+            raise InputError(f"{directory} holds one model: it has no towers")
+        config = read_json(directory / "config.json")
+        source = str(directory / "config.json")
+        arch, layout = read_arch(config, source=source)
+        tensors = read_tensors(directory)
+        if (directory / EXTRA).is_file():
+            extra = read_safetensors(directory / EXTRA)
+            arch = arch.but(labels=labels_of(extra, arch))
+    elif tf1.is_tf1(directory):
+        config, tensors = tf1.read_tf1(directory, tower)
+        arch, layout = read_arch(config, source=str(directory))
+    else:
+        raise InputError(
+            f"{directory} holds neither a config.json nor a TensorFlow checkpoint"
+        )
+    classes = config.get("architectures")
+    params = to_ours(
+        tensors,
+        arch,
+        layout,
+        source=str(directory),
+        architectures=tuple(map(str, classes)) if isinstance(classes, list) else (),
+        extra=extra,
+    )
+    return arch, params, layout
 
 
-def export_model(out: str | Path, params: dict, arch: Arch, tokenizer) -> float | None:
-    """Writes a Hugging Face directory, whole or not at all.
+def labels_of(extra: dict, arch: Arch) -> int:
+    """How many labels there are: config.json says so only where its class has them."""
+    kernels = [extra.get(f"{head}/dense/kernel") for head in ("classify", "tag")]
+    return next((k.shape[-1] for k in kernels if k is not None and k.ndim), arch.labels)
 
-    Returns the largest difference between our logits and PyTorch's, or None where
-    PyTorch is not installed and nothing could be verified.
-    """
-    if tokenizer.size != arch.vocab_size:
+
+def export_model(
+    out: str | Path, params: dict, arch: Arch, tokenizer, *, layout: str = "bert"
+) -> Exported:
+    """Writes a Hugging Face directory, whole or not at all."""
+    if not fits(tokenizer.size, arch):
         raise InputError(
             f"the tokenizer has {tokenizer.size} pieces, the weights {arch.vocab_size}"
         )
-    reference = tables.BERT_CLASSES[heads_of(params)]
+    names = LAYOUTS[layout]
+    if arch.position_offset and tokenizer.pad_id != arch.position_offset - 1:
+        raise InputError(
+            f"arch.position_offset={arch.position_offset} is one more than the id of "
+            f"padding in a {layout}, and the tokenizer's is {tokenizer.pad_id}"
+        )
+    heads = class_for(names, params, arch)
     with whole_folder(out) as scratch:
-        weights = scratch / "model.safetensors"
-        try:
-            save_file(to_theirs(params, arch), weights, metadata={"format": "pt"})
-        except SafetensorError as error:  # as it calls a full disk
-            raise OSError(str(error)) from None
-        config = scratch / "config.json"
-        write_config(config, arch, reference=reference, pad_id=tokenizer.pad_id)
+        theirs, extra = to_theirs(params, arch, names, heads=heads)
+        write_safetensors(scratch / "model.safetensors", theirs)
+        if extra:
+            write_safetensors(scratch / EXTRA, extra)
+        config = config_of(arch, names, heads, pad_id=tokenizer.pad_id)
+        text = json.dumps(config, indent=2) + "\n"
+        (scratch / "config.json").write_text(text)
         tokenizer.save(scratch)
         set_max_length(scratch / "tokenizer_config.json", arch)
-        difference = verify(scratch, params, arch)
+        difference, unverified = check_export(scratch, params, arch, layout)
         if difference is not None and not difference <= TOLERANCE:
             raise InputError(
                 f"PyTorch computes other logits from the export (difference "
                 f"{difference:.2e}, allowed {TOLERANCE:.0e}): nothing was left at {out}"
             )
-    return difference
+    return Exported(names.classes[heads], difference, unverified, tuple(sorted(extra)))
 
 
 def set_max_length(path: Path, arch: Arch) -> None:
     """So that truncation=True of transformers cuts a text to what the model takes."""
-    config = read_json(path) | {"model_max_length": arch.max_positions}
+    if arch.max_length is None:
+        return
+    config = read_json(path) | {"model_max_length": arch.max_length}
     path.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n")
 
 
-def heads_of(params: dict) -> tuple[str, ...]:
-    """The heads that are there; an error where no reference class has just these."""
-    present = tuple(head for head in HEADS if head in params)
-    if present not in tables.BERT_CLASSES:
-        raise InputError(f"no reference class has just the heads {list(present)}")
-    return present
-
-
-def verify(directory: Path, params: dict, arch: Arch) -> float | None:
-    """max |ours - theirs| over all outputs at real positions; None without torch."""
+def check_export(
+    directory: Path, params: dict, arch: Arch, layout: str
+) -> tuple[float | None, str]:
+    """The largest difference between our outputs and PyTorch's, or None and why."""
+    if LAYOUTS[layout].verified_by != "transformers":
+        return None, f"its class needs {LAYOUTS[layout].verified_by}"
     try:
-        import torch
-        import transformers
+        import torch  # noqa: F401
+        import transformers  # noqa: F401
     except ImportError:
-        return None
-    transformers.utils.logging.disable_progress_bar()
-    heads = heads_of(params)
-    options = {} if heads else {"add_pooling_layer": False}
-    theirs, report = getattr(transformers, tables.BERT_CLASSES[heads]).from_pretrained(
-        directory, attn_implementation="eager", output_loading_info=True, **options
-    )
-    lost = [*report["missing_keys"], *report["unexpected_keys"]]
-    if lost:
-        raise InputError(f"transformers did not match: {', '.join(sorted(lost))}")
-    rng = np.random.default_rng(0)
-    S = min(32, arch.max_positions)
-    ids = rng.integers(0, arch.vocab_size, (4, S))
-    types = rng.integers(0, arch.types, (4, S))
-    real = np.arange(S) < np.array([S, S // 2, S - 1, 3])[:, None]
-    with torch.no_grad():
-        out = theirs.eval()(
-            input_ids=torch.tensor(ids),
-            token_type_ids=torch.tensor(types),
-            attention_mask=torch.tensor(real.astype(np.int64)),
-        )
-    with jax.default_matmul_precision("highest"):
-        ours = Model(arch).apply(
-            {"params": params}, plain(ids, types=types, real=real), heads=heads
-        )
-    V = arch.vocab_size
-    pairs = []
-    if "lm" in heads:
-        logits = out.prediction_logits if "nsp" in heads else out.logits
-        pairs.append((np.asarray(ours["lm"])[real][:, :V], logits.numpy()[real]))
-    else:
-        pairs.append((np.asarray(ours["last"])[real], out[0].numpy()[real]))
-    if heads == ("pooler",):
-        pairs.append((ours["pooler"][:, 0], out.pooler_output.numpy()))
-    if "nsp" in heads:
-        pairs.append((ours["nsp"][:, 0], out.seq_relationship_logits.numpy()))
-    # np.max, unlike max, gives NaN if any difference is NaN.
-    return float(np.max([np.abs(np.asarray(a) - b).max() for a, b in pairs]))
+        return None, "it is not installed (pip install 'bert_jax[torch]')"
+    from bert_jax.parity import verify
+
+    return verify(directory, params, arch, LAYOUTS[layout]), ""

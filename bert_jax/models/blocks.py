@@ -1,12 +1,14 @@
-"""One transformer layer and the stack of them.
+"""One transformer layer.
 
-BERT's layer normalises after each residual sum (post-norm):
+The norm stands after each residual sum (post-norm: BERT, GPT) or before each sub-layer
+(pre-norm: GPT-2, where one more follows the last layer):
 
-    x = Norm(x + dropout(Attention(x)))
-    x = Norm(x + dropout(W₂ gelu(W₁ x + b₁) + b₂))
+    post:  x = Norm(x + dropout(Attention(x)));  x = Norm(x + dropout(FFN(x)))
+    pre:   x = x + dropout(Attention(Norm(x)));  x = x + dropout(FFN(Norm(x)))
+    FFN(x) = W₂ gelu(W₁ x + b₁) + b₂
 
-(Devlin et al. 2019, arXiv:1810.04805). The parameters of all layers are always
-stored stacked along a first axis N; `arch.stack` only says how they are walked.
+(Devlin et al. 2019, arXiv:1810.04805; Radford et al. 2019). XLNet's second stream g
+goes through the same layer: it asks what the first one, x, answers.
 """
 
 from functools import partial
@@ -15,74 +17,92 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from bert_jax.models import positions
 from bert_jax.models.arch import Arch
 from bert_jax.models.attention import attend
 from bert_jax.models.dropout import Noise, dropout
+from bert_jax.models.linear import ACTIVATE, dense, norm, residual_shrink
+from bert_jax.models.view import View
+from bert_jax.models.window import attend_window
 
-
-def gelu(x: jax.Array) -> jax.Array:
-    """x Φ(x) through erf, as PyTorch has it; jax.nn.gelu's erfc costs twice as much."""
-    return x * (0.5 * (1.0 + jax.lax.erf(x * 0.5**0.5)))
-
-
-ACTIVATE = {
-    "gelu": gelu,
-    "gelu_tanh": partial(jax.nn.gelu, approximate=True),
-    "relu": jax.nn.relu,
-}
-# What the backward pass finds saved, by name.
-SAVED = {
-    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-    "full": jax.checkpoint_policies.nothing_saveable,
-}
-# Places inside a layer where dropout is drawn.
-PROBABILITIES, ATTENTION, FEED_FORWARD = range(3)
-
-
-def dense(features: int, arch: Arch, dtype, name: str | None = None) -> nn.Dense:
-    """A linear map with BERT's initialiser: a normal cut at 2σ, not rescaled."""
-    init = jax.nn.initializers.truncated_normal(arch.init_std)
-    return nn.Dense(
-        features, dtype=dtype, kernel_init=init, dot_general=product, name=name
-    )
-
-
-def product(x: jax.Array, kernel: jax.Array, _, precision=None) -> jax.Array:
-    """x [..., I] times kernel [I, O], as one product of two matrices.
-
-    The gradient for the kernel of a product over [B, S, I] makes XLA transpose and copy
-    on a CPU: it takes twice as long as this one.
-    """
-    flat = jnp.matmul(x.reshape(-1, x.shape[-1]), kernel, precision=precision)
-    return flat.reshape(*x.shape[:-1], kernel.shape[-1])
-
-
-def norm(arch: Arch, dtype, name: str | None = None) -> nn.LayerNorm:
-    """Layer normalisation with the two-pass variance, computed in f32."""
-    return nn.LayerNorm(
-        epsilon=arch.norm_eps, dtype=dtype, use_fast_variance=False, name=name
-    )
+# Places inside a layer where dropout is drawn; the last is the query stream's own.
+PROBABILITIES, ATTENTION, FEED_FORWARD, QUERY = range(4)
 
 
 class Attention(nn.Module):
+    """Projections around the kernel that the architecture names."""
+
     arch: Arch
     dtype: jnp.dtype
 
     @nn.compact
-    def __call__(self, x, visible, noise: Noise | None):
-        B, S, D = x.shape
-        H, K = self.arch.heads, self.arch.head_size
-        project = partial(dense, D, self.arch, self.dtype)
-        q, k, v = (project(name)(x).reshape(B, S, H, K) for name in "qkv")
-        mixed, probabilities = attend(
-            q,
-            k,
-            v,
-            visible=visible,
-            rate=self.arch.attention_dropout,
-            noise=noise and noise.at(PROBABILITIES),
+    def __call__(
+        self, x, source, view: View, noise: Noise | None, *, biases=None, types=None
+    ):
+        """x [B, Q, D] asks, source [B, S, D] answers. `biases` and `types` are the
+        layer's parameters for relative positions and types."""
+        arch, H, K = self.arch, self.arch.heads, self.arch.head_size
+        linear = partial(
+            dense, H * K, arch, self.dtype, bias=arch.attention_bias == "all"
         )
-        return project("o")(mixed.reshape(B, S, D)), probabilities
+
+        def project(name: str, states: jax.Array) -> jax.Array:
+            return linear(name)(states).reshape(*states.shape[:-1], H, K)
+
+        q, k, v = project("q", x), project("k", source), project("v", source)
+        options = dict(
+            rate=arch.attention_dropout, noise=noise and noise.at(PROBABILITIES)
+        )
+        probabilities = None
+        if arch.attention == "window":
+            far = (
+                project("q_global", x),
+                project("k_global", source),
+                project("v_global", source),
+            )
+            if view.visible is None:
+                mixed = attend_window(
+                    (q, k, v), far, tokens=view.tokens, arch=arch, **options
+                )
+            else:
+                mixed, probabilities = self.by_reach((q, k, v), far, view, options)
+        else:
+            bias = relative = None
+            if arch.position == "functional":
+                relative = view.distances.astype(self.dtype)
+                bias = jnp.einsum(
+                    "bqhk,qsk->bhqs", q, relative, preferred_element_type=jnp.float32
+                )
+            if arch.position == "xl":
+                r = project("r", view.distances.astype(self.dtype))
+                bias = positions.xl_scores(q, k, r, biases, where=view.where)
+            if arch.type_scheme == "relative":
+                bias += positions.type_scores(q, types, differs=view.differs)
+            mixed, probabilities = attend(
+                q, k, v, visible=view.visible, bias=bias, relative=relative, **options
+            )
+        out = dense(
+            arch.width,
+            arch,
+            self.dtype,
+            "o",
+            bias=arch.attention_bias == "all",
+            shrink=residual_shrink(arch),
+        )
+        return out(mixed.reshape(*x.shape[:-1], H * K)), probabilities
+
+    def by_reach(self, near, far, view: View, options):
+        """The window as plain dense attention: its definition, and quadratic. Global
+        tokens ask, and are answered, through projections of their own."""
+        mixed, probabilities = attend(*near, visible=view.visible, **options)
+        if view.tokens.reach is None:
+            return mixed, probabilities
+        widely, their_probabilities = attend(*far, visible=view.visible, **options)
+        reaches = view.tokens.reach > 0  # [B, S]
+        return (
+            jnp.where(reaches[:, :, None, None], widely, mixed),
+            jnp.where(reaches[:, None, :, None], their_probabilities, probabilities),
+        )
 
 
 class FeedForward(nn.Module):
@@ -91,78 +111,56 @@ class FeedForward(nn.Module):
 
     @nn.compact
     def __call__(self, x):
-        x = dense(self.arch.inner, self.arch, self.dtype, "inner")(x)
-        x = ACTIVATE[self.arch.activation](x)
-        return dense(self.arch.width, self.arch, self.dtype, "outer")(x)
+        arch = self.arch
+        x = dense(arch.inner, arch, self.dtype, "inner")(x)
+        x = ACTIVATE[arch.activation](x)
+        shrink = residual_shrink(arch)
+        return dense(arch.width, arch, self.dtype, "outer", shrink=shrink)(x)
 
 
 class Block(nn.Module):
-    """One layer. Returns its output and what can be captured from inside."""
+    """One layer. Its parts are stored side by side, each in as many copies as
+    `arch.copies(part)` says."""
 
     arch: Arch
     dtype: jnp.dtype
 
     @nn.compact
-    def __call__(self, x, visible, noise: Noise | None):
-        rate = self.arch.dropout
-        mixed, probabilities = Attention(self.arch, self.dtype, name="attention")(
-            x, visible, noise
-        )
-        mixed = dropout(mixed, rate=rate, noise=noise and noise.at(ATTENTION))
-        x = norm(self.arch, self.dtype, "attention_norm")(x + mixed)
-        y = FeedForward(self.arch, self.dtype, name="ffn")(x)
-        y = dropout(y, rate=rate, noise=noise and noise.at(FEED_FORWARD))
-        x = norm(self.arch, self.dtype, "ffn_norm")(x + y)
-        return x, {"hidden": x, "attentions": probabilities}
+    def __call__(self, x, view: View, noise: Noise | None, memory=None, query=None):
+        """x [B, S, D], and query: the second stream's states [B, P, D] and View.
 
+        Returns both streams and what can be captured from inside.
+        """
+        arch, parts = self.arch, (self.arch, self.dtype)
+        attention = Attention(*parts, name="attention")
+        attention_norm = norm(*parts, "attention_norm")
+        ffn, ffn_norm = FeedForward(*parts, name="ffn"), norm(*parts, "ffn_norm")
+        before = arch.norm_place == "pre"
+        extra = {}
+        if arch.position == "xl":
+            extra["biases"] = positions.Biases(arch, name="position")()
+        if arch.type_scheme == "relative":
+            extra["types"] = positions.RelativeTypes(arch, name="types")()
 
-class Stack(nn.Module):
-    """N layers, one after the other, from parameters stacked along N."""
+        def drop(x, noise, place):
+            there = noise and noise.at(place)
+            return dropout(x, rate=arch.dropout, noise=there)
 
-    arch: Arch
-    dtype: jnp.dtype
+        def layer(x, source, view, noise):
+            y = attention_norm(x) if before else x
+            mixed, probabilities = attention(y, source, view, noise, **extra)
+            x = x + drop(mixed, noise, ATTENTION)
+            x = x if before else attention_norm(x)
+            y = ffn(ffn_norm(x) if before else x)
+            x = x + drop(y, noise, FEED_FORWARD)
+            return x if before else ffn_norm(x), probabilities
 
-    @nn.compact
-    def __call__(self, x, visible, noise: Noise | None, capture: tuple[str, ...]):
-        """The last layer's output, and each captured thing stacked along N."""
-        N = self.arch.layers
-        block = Block(self.arch, self.dtype, parent=None)
-
-        def init(key):
-            one = partial(block.init, x=x, visible=visible, noise=None)
-            return jax.vmap(one)(jax.random.split(key, N))["params"]
-
-        layers = self.param("layers", init)
-
-        def step(x, layer):
-            params, number = layer
-            there = noise and noise.at(number)
-            x, inside = block.apply({"params": params}, x, visible, there)
-            return x, {name: inside[name] for name in capture}
-
-        if self.arch.remat != "none":
-            step = jax.checkpoint(step, policy=SAVED[self.arch.remat])
-
-        numbers = jnp.arange(N, dtype=jnp.uint32)
-        if self.arch.stack != "loop":
-            return jax.lax.scan(step, x, (layers, numbers), unroll=self.arch.trip)
-
-        captured = []
-        for number, params in enumerate(unstack(layers, N)):
-            x, inside = step(x, (params, numbers[number]))
-            captured.append(inside)
-        return x, jax.tree.map(lambda *parts: jnp.stack(parts), *captured)
-
-
-def unstack(tree, count: int) -> list:
-    """A stacked tree as `count` trees.
-
-    One `lax.split` a leaf: its gradient is one concatenation, where the gradient of
-    `leaf[i]` would be a sum of `count` arrays as large as the whole stack.
-    """
-    leaves, treedef = jax.tree.flatten(tree)
-    columns = [
-        [part.squeeze(0) for part in jax.lax.split(leaf, [1] * count, axis=0)]
-        for leaf in leaves
-    ]
-    return [treedef.unflatten(row) for row in zip(*columns, strict=True)]
+        source = x if memory is None else jnp.concatenate([memory, x], axis=1)
+        source = attention_norm(source) if before else source
+        after, probabilities = layer(x, source, view, noise)
+        inside = {"hidden": after, "attentions": probabilities}
+        if query is None:
+            return (after, None), inside
+        there = noise and noise.at(QUERY)
+        g, _ = layer(query[0], source, query[1], there)
+        return (after, g), inside | {"query": g}

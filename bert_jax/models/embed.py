@@ -1,8 +1,9 @@
 """From pieces to vectors.
 
-    x = dropout(Norm(token[id] + position[p] + type[t]))
+    x = dropout(Norm(token[id] + position[p] + type[t] + task[k]))
 
-(Devlin et al. 2019, section 3.2). The token table is stored with
+(Devlin et al. 2019, section 3.2; the task of ERNIE 2.0, Sun et al. 2020,
+arXiv:1907.12412). Members leave terms out. The token table is stored with
 `arch.padded_vocab` rows, so that it divides over devices; surplus rows are zero.
 """
 
@@ -11,13 +12,13 @@ import jax
 import jax.numpy as jnp
 
 from bert_jax.models.arch import Arch
-from bert_jax.models.blocks import norm
 from bert_jax.models.dropout import Noise, dropout
+from bert_jax.models.linear import norm
 from bert_jax.models.tokens import Tokens
 
 
 def padded_table(arch: Arch):
-    """Initialiser of a [padded V, D] table whose surplus rows are zero."""
+    """Initialiser of a [padded V, E] table whose surplus rows are zero."""
     draw = jax.nn.initializers.truncated_normal(arch.init_std)
 
     def init(key, shape, dtype=jnp.float32):
@@ -34,19 +35,45 @@ class Embed(nn.Module):
     def setup(self):
         arch = self.arch
         draw = jax.nn.initializers.truncated_normal(arch.init_std)
-        D = arch.width
-        self.token = self.param("token", padded_table(arch), (arch.padded_vocab, D))
-        self.position = self.param("position", draw, (arch.max_positions, D))
-        self.type = self.param("type", draw, (arch.types, D))
-        self.norm = norm(arch, self.dtype)
+        E = arch.table_width
+        self.token = self.param("token", padded_table(arch), (arch.padded_vocab, E))
+        if arch.position == "learned":
+            self.position = self.param("position", draw, (arch.max_positions, E))
+        if self.has_types:
+            self.type = self.param("type", draw, (arch.types, E))
+        if arch.task_types:
+            self.task = self.param("task", draw, (arch.task_types, E))
+        if arch.embed_norm == "norm":
+            self.norm = norm(arch, self.dtype)
+        if arch.streams == 2:
+            self.query = self.param("query", draw, (arch.width,))
+
+    @property
+    def has_types(self) -> bool:
+        return self.arch.types > 0 and self.arch.type_scheme == "absolute"
 
     def __call__(self, tokens: Tokens, noise: Noise | None) -> jax.Array:
-        # [B, S, D], summed in f32
-        x = tokens.vectors
+        # [B, S, E], summed in f32
+        arch, x = self.arch, tokens.vectors
         if x is None:
             x = jnp.take(self.token, tokens.ids, axis=0, mode="clip")
-        # A table of a few rows is read by a product: its gradient needs no scatter.
-        which = jax.nn.one_hot(tokens.types, self.arch.types, dtype=x.dtype)
-        x = x + jnp.einsum("bst,td->bsd", which, self.type, precision="highest")
-        x = x + jnp.take(self.position, tokens.positions, axis=0, mode="clip")
-        return dropout(self.norm(x), rate=self.arch.dropout, noise=noise)
+        if arch.embed_scale == "sqrt":
+            x = x * arch.width**0.5
+        if self.has_types:
+            # RoBERTa has one type: it is added to every token, of whichever sentence.
+            x = x + rows_of(self.type, jnp.minimum(tokens.types, arch.types - 1))
+        if arch.position == "learned":
+            place = tokens.positions + arch.position_offset
+            x = x + jnp.take(self.position, place, axis=0, mode="clip")
+        if arch.task_types:
+            task = jnp.zeros_like(tokens.ids) if tokens.task is None else tokens.task
+            x = x + rows_of(self.task, task)
+        if arch.embed_norm == "norm":
+            x = self.norm(x)
+        return dropout(x.astype(self.dtype), rate=arch.dropout, noise=noise)
+
+
+def rows_of(table: jax.Array, index: jax.Array) -> jax.Array:
+    """Rows of a small table, read by a product: its gradient needs no scatter."""
+    which = jax.nn.one_hot(index, len(table), dtype=table.dtype)
+    return jnp.einsum("bst,td->bsd", which, table, precision="highest")

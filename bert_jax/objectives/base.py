@@ -45,6 +45,8 @@ class Net(Protocol):
 class Objective(Protocol):
     """A frozen dataclass; its fields are its hyper-parameters."""
 
+    name: str  # its file; its first scores are called NAME_loss and NAME_accuracy
+
     @property
     def heads(self) -> tuple[str, ...]:
         """Heads of the model it scores."""
@@ -52,6 +54,9 @@ class Objective(Protocol):
     @property
     def weights(self) -> Mapping[str, float]:
         """Which means make up the loss, and how much each counts."""
+
+    def slots(self, length: int) -> int:
+        """The most predictions in a row of that many tokens."""
 
     def corrupt(self, keys: jax.Array, batch: Batch) -> Batch:
         """Hides part of a clean batch. Pure; one key a row; shapes static."""

@@ -23,10 +23,13 @@ from bert_jax.objectives.losses import correct, cross_entropy
 
 @dataclasses.dataclass(frozen=True)
 class MaskedLM:
-    # From the tokenizer.
+    name = "masked_lm"
+
+    # From the tokenizer and the preset.
     vocab_size: int
     mask_id: int
     special_ids: tuple[int, ...]  # never predicted
+    pair_head: str = "nsp"  # the head that scores pairs
     # Hyper-parameters.
     rate: float = 0.15  # share of the tokens that is predicted
     hide: float = 0.8  # share of these shown as [MASK]
@@ -53,18 +56,21 @@ class MaskedLM:
 
     @property
     def heads(self) -> tuple[str, ...]:
-        return ("lm", "pooler", "nsp") if self.next_sentence else ("lm",)
+        return ("lm", "pooler", self.pair_head) if self.next_sentence else ("lm",)
 
     @property
     def weights(self) -> dict[str, float]:
         pairs = {"next_sentence_loss": self.next_sentence} if self.next_sentence else {}
         return {"masked_lm_loss": 1.0, **pairs}
 
+    def slots(self, length: int) -> int:
+        return int(corrupt.budget(length, self.rate)[-1])
+
     def corrupt(self, keys: jax.Array, batch: Batch) -> Batch:
         """Adds where, targets, weights [B, P]; ids [B, S] are the corrupted ones."""
         S = batch["ids"].shape[1]
         counts = corrupt.budget(S, self.rate)
-        slots = int(counts[-1])
+        slots = self.slots(S)
 
         def one_row(key, ids, group):
             choose_key, replace_key = jax.random.split(key)
@@ -112,8 +118,10 @@ class MaskedLM:
             filled = batch["next_sentence"] >= 0
             means |= {
                 "next_sentence_loss": Mean.of(
-                    cross_entropy(out["nsp"], labels), filled
+                    cross_entropy(out[self.pair_head], labels), filled
                 ),
-                "next_sentence_accuracy": Mean.of(correct(out["nsp"], labels), filled),
+                "next_sentence_accuracy": Mean.of(
+                    correct(out[self.pair_head], labels), filled
+                ),
             }
         return means

@@ -80,7 +80,7 @@ def embed(encode, tokenizer, sentences: list[str]) -> np.ndarray:
 
 
 def our_encoder(directory: Path):
-    arch, params = hf.import_model(directory)
+    arch, params, _ = hf.import_model(directory)
     assert (arch.layers, arch.width, arch.heads) == (6, 384, 12)
     model = Model(arch)
 

@@ -146,13 +146,13 @@ def test_a_killed_export_leaves_nothing(undisturbed, environment, tmp_path):
     """Killed at the moment the weights are being written."""
     code = (
         "import os, signal, sys\n"
-        "from bert_jax.convert import hf\n"
+        "from bert_jax.convert import files\n"
         "from bert_jax.cli import main\n"
-        "save = hf.save_file\n"
+        "save = files.save_file\n"
         "def save_then_die(*args, **kwargs):\n"
         "    save(*args, **kwargs)\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
-        "hf.save_file = save_then_die\n"
+        "files.save_file = save_then_die\n"
         "main(['export', *sys.argv[1:]])\n"
     )
     out = tmp_path / "exported"

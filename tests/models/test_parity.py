@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bert_jax.convert import hf
+from bert_jax.convert.engine import flatten, unflatten
 from bert_jax.models.arch import Arch
 from bert_jax.models.dropout import Noise
 from bert_jax.models.model import Model, init_params
@@ -34,6 +34,7 @@ from tests.reference import (
     random_rows,
     reference_model,
     their_results,
+    theirs_from,
 )
 
 ODD = Arch(
@@ -125,9 +126,9 @@ def planted():
 
 
 def changed(params: dict, name: str, change) -> dict:
-    flat = hf.flatten(params)
+    flat = flatten(params)
     assert name in flat
-    return hf.unflatten(flat | {name: change(flat[name])})
+    return unflatten(flat | {name: change(flat[name])})
 
 
 @pytest.mark.parametrize(
@@ -179,7 +180,7 @@ BIASES = [
 
 def test_the_list_of_biases_is_whole(planted):
     _, params, _ = planted
-    there = {name for name in hf.flatten(params) if name.endswith("bias")}
+    there = {name for name in flatten(params) if name.endswith("bias")}
     assert there - set(BIASES) == {"stack/layers/attention/k/bias"}
 
 
@@ -351,8 +352,8 @@ def test_padding_is_zero_and_changes_nothing():
         )
     np.testing.assert_allclose(a["nsp"][:3], b["nsp"], **close)
     np.testing.assert_allclose(a["loss"], b["loss"], **close)
-    for name, leaf in hf.flatten(loose["gradients"]).items():
-        other = hf.flatten(tight["gradients"])[name]
+    for name, leaf in flatten(loose["gradients"]).items():
+        other = flatten(tight["gradients"])[name]
         allowed = dict(relative=1e-6, floor=0.0, absolute=1e-7)
         assert excess(leaf, other, **allowed) <= 1, name
 
@@ -393,8 +394,8 @@ def test_stack_and_remat_change_nothing(runs, stack: str, remat: str, dropout: s
     for name in ("hidden", "attentions", "pooler", "nsp", "loss"):
         a, b = other["outputs"][name], plain["outputs"][name]
         assert excess(a, b, relative=1e-6, floor=1.0, absolute=0.0) <= 1, name
-    for name, leaf in hf.flatten(other["gradients"]).items():
-        there = hf.flatten(plain["gradients"])[name]
+    for name, leaf in flatten(other["gradients"]).items():
+        there = flatten(plain["gradients"])[name]
         assert excess(leaf, there, relative=1e-6, floor=0.0, absolute=1e-7) <= 1, name
 
 
@@ -466,7 +467,7 @@ def test_vocabulary_padding_changes_nothing(multiple: int):
             ours["gradients"]["lm"]["bias"],
         ):
             np.testing.assert_array_equal(leaf[surplus], 0.0)
-        results[m] = ours["outputs"]["loss"], hf.to_theirs(ours["gradients"], arch)
+        results[m] = ours["outputs"]["loss"], theirs_from(ours["gradients"], arch)
     (loss, gradients), (plain_loss, plain_gradients) = results[multiple], results[1]
     assert excess(loss, plain_loss, relative=1e-6, floor=1.0, absolute=0.0) <= 1
     for name, leaf in gradients.items():
@@ -510,7 +511,7 @@ def test_a_gradient_that_is_lost_is_seen():
     theirs = their_results(model, rows)
     ours = our_results(SMALL, ours_from(model, SMALL), rows.batch())
     name = "bert.embeddings.word_embeddings.weight"
-    gradient = hf.to_theirs(ours["gradients"], SMALL)[name].copy()
+    gradient = theirs_from(ours["gradients"], SMALL)[name].copy()
     assert excess(gradient, theirs["gradients"][name], **GRADIENT) <= 1
     used = np.unique(rows.ids[rows.real])
     unused = np.setdiff1d(np.arange(SMALL.vocab_size), used)

@@ -1,11 +1,16 @@
 """Exact numbers of parameters, and their names."""
 
+import sys
+from pathlib import Path
+
 import jax
 import numpy as np
 import pytest
 
-from bert_jax.convert.hf import flatten
+from bert_jax.convert.engine import flatten
+from bert_jax.convert.tables import LAYOUTS
 from bert_jax.models.arch import Arch
+from bert_jax.models.heads import HEADS
 from bert_jax.models.model import count_params, param_shapes
 from bert_jax.presets import PRESETS, preset
 
@@ -24,7 +29,83 @@ TABLE = {
     "bert-base-multilingual-cased": (177_853_440, 177_974_523, 178_566_653),
     "bert-base-multilingual-uncased": (167_356_416, 167_463_831, 168_055_961),
 }
+GOLDEN = Path(__file__).parent / "trees"
 COLUMNS = (("pooler",), ("lm",), ("lm", "pooler", "nsp"))
+# The rest of the family: what is counted, and how many.
+POOLED, LM, PAIRS = ("pooler",), ("lm",), ("lm", "pooler", "sop")
+FAMILY = {
+    ("roberta-base", POOLED): 124_645_632,
+    ("roberta-base", LM): 124_697_433,
+    ("roberta-large", POOLED): 355_359_744,
+    ("roberta-large", LM): 355_412_057,
+    ("distilroberta-base", POOLED): 82_118_400,
+    ("xlm-roberta-base", POOLED): 278_043_648,
+    ("xlm-roberta-large", POOLED): 559_890_432,
+    ("albert-base-v1", POOLED): 11_683_584,
+    ("albert-base-v2", PAIRS): 11_813_810,
+    ("albert-large-v1", POOLED): 17_683_968,
+    ("albert-large-v2", PAIRS): 17_847_474,
+    ("albert-xlarge-v1", POOLED): 58_724_864,
+    ("albert-xlarge-v2", PAIRS): 59_021_490,
+    ("albert-xxlarge-v1", POOLED): 222_595_584,
+    ("albert-xxlarge-v2", PAIRS): 223_158_450,
+    ("electra-small-discriminator", ()): 13_483_008,
+    ("electra-small-discriminator", ("rtd",)): 13_549_057,
+    ("electra-base-discriminator", ()): 108_891_648,
+    ("electra-base-discriminator", ("rtd",)): 109_483_009,
+    ("electra-large-discriminator", ()): 334_092_288,
+    ("electra-large-discriminator", ("rtd",)): 335_142_913,
+    ("electra-small-generator", LM): 13_546_682,
+    ("electra-base-generator", LM): 33_740_602,
+    ("electra-large-generator", LM): 51_295_290,
+    ("xlnet-base-cased", ()): 116_718_336,
+    ("xlnet-base-cased", LM): 116_750_336,
+    ("xlnet-large-cased", ()): 360_268_800,
+    ("xlnet-large-cased", LM): 360_300_800,
+    ("openai-gpt", LM): 116_534_784,
+    ("gpt2", LM): 124_439_808,
+    ("gpt2-medium", LM): 354_823_168,
+    ("gpt2-large", LM): 774_030_080,
+    ("gpt2-xl", LM): 1_557_611_200,
+    ("distilbert-base-uncased", ()): 66_362_880,
+    ("distilbert-base-uncased", LM): 66_985_530,
+    ("TinyBERT_General_4L_312D", POOLED): 14_350_248,
+    ("TinyBERT_General_6L_768D", POOLED): 66_955_008,
+    ("nezha-cn-base", POOLED): 101_874_432,
+    ("nezha-cn-large", POOLED): 324_998_144,
+    ("longformer-base-4096", POOLED): 148_659_456,
+    ("longformer-large-4096", POOLED): 434_600_960,
+    ("ernie-1.0-base-zh", POOLED): 99_866_112,
+    ("ernie-2.0-base-en", POOLED): 109_496_064,
+    ("spanbert-base-cased", POOLED): 108_310_272,
+    ("spanbert-large-cased", POOLED): 333_579_264,
+    ("chinese-bert-wwm", POOLED): 102_267_648,
+    ("chinese-bert-wwm-ext", POOLED): 102_267_648,
+    ("chinese-roberta-wwm-ext", POOLED): 102_267_648,
+    ("chinese-roberta-wwm-ext-large", POOLED): 325_522_432,
+    ("chinese-macbert-base", POOLED): 102_267_648,
+    ("chinese-macbert-large", POOLED): 325_522_432,
+    ("unilm-base-cased", POOLED): 108_310_272 + 4 * 768,
+    ("unilm-large-cased", POOLED): 333_579_264 + 4 * 1024,
+    # Without the adaptive softmax: counted by transformers 4.57 (tests/goldens).
+    ("transfo-xl-wt103", ()): 519_730_176,
+    ("transfo-xl-wt103", LM): 519_997_911,
+}
+# Sizes that no table lists: counted by hand from the shapes, as in test_miniatures.
+BERT_SHAPED = {  # layers, width, inner, vocabulary, positions, types, tasks
+    "MiniLM-L12-H384-uncased": (12, 384, 1536, 30522, 512, 2, 0),
+    "MiniLM-L6-H384-uncased": (6, 384, 1536, 30522, 512, 2, 0),
+    "ernie-2.0-large-en": (24, 1024, 4096, 30522, 512, 4, 16),
+    "ernie-3.0-base-zh": (12, 768, 3072, 40000, 2048, 4, 3),
+    "ernie-3.0-medium-zh": (6, 768, 3072, 40000, 2048, 4, 3),
+    "ernie-3.0-mini-zh": (6, 384, 1536, 40000, 2048, 4, 3),
+    "ernie-3.0-micro-zh": (4, 384, 1536, 40000, 2048, 4, 3),
+    "ernie-3.0-nano-zh": (4, 312, 1248, 40000, 2048, 4, 3),
+    "nezha-en-base": (12, 768, 3072, 30522, 0, 2, 0),
+    "nezha-en-large": (24, 1024, 4096, 30522, 0, 2, 0),
+    "distilbert-base-cased": (6, 768, 3072, 28996, 512, 0, 0),
+    "distilbert-base-multilingual-cased": (6, 768, 3072, 119547, 512, 0, 0),
+}
 MINIATURES = [(L, H) for L in (2, 4, 6, 8, 10, 12) for H in (128, 256, 512, 768)]
 
 
@@ -49,9 +130,34 @@ def test_miniatures(layers: int, width: int):
     assert columns(arch) == (body + pooler, body + lm, body + lm + pooler + nsp)
 
 
+@pytest.mark.parametrize(("name", "heads"), FAMILY)
+def test_family(name: str, heads: tuple[str, ...]):
+    assert count_params(preset(name).arch, heads=heads) == FAMILY[name, heads]
+
+
+@pytest.mark.parametrize("name", BERT_SHAPED)
+def test_bert_shaped(name: str):
+    L, H, F, V, P, T, J = BERT_SHAPED[name]
+    body = (V + P + T + J) * H + 2 * H
+    body += L * (4 * (H * H + H) + 2 * H + 2 * H * F + F + H + 2 * H)
+    assert count_params(preset(name).arch, heads=("pooler",)) == body + H * H + H
+
+
+def test_transformer_xl_base():
+    """16 layers of 410, 10 heads, 2100 inside; no biases but those of the FFN."""
+    L, H, F, V = 16, 410, 2100, 267735
+    layer = 5 * H * H + 2 * H * F + F + H + 2 * 2 * H
+    arch = preset("transfo-xl-wt103-base").arch
+    biases = 2 * H  # u and v, one of each for all layers
+    assert count_params(arch, heads=()) == V * H + L * layer + biases
+
+
 def test_every_preset_is_counted_here():
     named = {f"bert_uncased_L-{L}_H-{H}_A-{H // 64}" for L, H in MINIATURES}
-    assert set(PRESETS) == set(TABLE) | named
+    named |= {name for name, _ in FAMILY} | set(BERT_SHAPED) | set(TABLE)
+    named |= {"transfo-xl-wt103-base"}
+    listed = {path.stem for path in GOLDEN.glob("*.txt")}  # every shape, by name
+    assert set(PRESETS) == named | (listed & set(PRESETS))
 
 
 @pytest.mark.parametrize("multiple", [1, 8, 128, 1000])
@@ -71,43 +177,37 @@ def test_how_it_is_run_changes_no_shape():
         assert param_shapes(arch.but(**change), heads=COLUMNS[-1]) == plain
 
 
-NAMES = """
-embed/norm/bias (128,)
-embed/norm/scale (128,)
-embed/position (512, 128)
-embed/token (30592, 128)
-embed/type (2, 128)
-lm/bias (30592,)
-lm/dense/bias (128,)
-lm/dense/kernel (128, 128)
-lm/norm/bias (128,)
-lm/norm/scale (128,)
-nsp/dense/bias (2,)
-nsp/dense/kernel (128, 2)
-pooler/dense/bias (128,)
-pooler/dense/kernel (128, 128)
-stack/layers/attention/k/bias (2, 128)
-stack/layers/attention/k/kernel (2, 128, 128)
-stack/layers/attention/o/bias (2, 128)
-stack/layers/attention/o/kernel (2, 128, 128)
-stack/layers/attention/q/bias (2, 128)
-stack/layers/attention/q/kernel (2, 128, 128)
-stack/layers/attention/v/bias (2, 128)
-stack/layers/attention/v/kernel (2, 128, 128)
-stack/layers/attention_norm/bias (2, 128)
-stack/layers/attention_norm/scale (2, 128)
-stack/layers/ffn/inner/bias (2, 512)
-stack/layers/ffn/inner/kernel (2, 128, 512)
-stack/layers/ffn/outer/bias (2, 128)
-stack/layers/ffn/outer/kernel (2, 512, 128)
-stack/layers/ffn_norm/bias (2, 128)
-stack/layers/ffn_norm/scale (2, 128)
-"""
-
-
-def test_names():
-    """Checkpoints hold these names: whoever changes one breaks the old ones."""
-    shapes = flatten(param_shapes(preset("bert-tiny").arch, heads=COLUMNS[-1]))
-    listed = [f"{name} {shapes[name].shape}" for name in sorted(shapes)]
-    assert listed == NAMES.strip().splitlines()
+def tree(name: str) -> str:
+    """Every parameter of a member, with all heads its class has, and its shape."""
+    member = preset(name)
+    heads = {head for heads in LAYOUTS[member.layout].classes for head in heads}
+    shapes = flatten(
+        param_shapes(member.arch, heads=tuple(h for h in HEADS if h in heads))
+    )
     assert {leaf.dtype for leaf in jax.tree.leaves(shapes)} == {np.dtype("float32")}
+    return "".join(f"{path} {shapes[path].shape}\n" for path in sorted(shapes))
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in GOLDEN.glob("*.txt")))
+def test_names(name: str):
+    """Checkpoints hold these names: whoever changes one breaks the old ones.
+
+    A new member's: python -m tests.models.test_sizes NAME
+    """
+    assert tree(name) == (GOLDEN / f"{name}.txt").read_text()
+
+
+def test_every_kind_of_tree_is_stored():
+    """Presets of one layout whose trees have the same names need one file."""
+
+    def names(text: str) -> list[str]:
+        return [line.split(" ")[0] for line in text.splitlines()]
+
+    stored = [names(path.read_text()) for path in GOLDEN.glob("*.txt")]
+    missing = [name for name in PRESETS if names(tree(name)) not in stored]
+    assert not missing
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        (GOLDEN / f"{name}.txt").write_text(tree(name))

@@ -82,6 +82,15 @@ class Tokenizer:
             raise InputError(unknown("specials", specials, ways))
         return ways[specials](text)
 
+    def wrap(self, ids: Sequence[int]) -> tuple[list[int], list[int]]:
+        """One text with the special tokens that members put around it, and the types
+        of all: [CLS] text [SEP], and XLNet's text <sep> <cls>."""
+        if getattr(self, "style", "") == "xlnet":
+            return [*ids, self.sep_id, self.cls_id], [*[0] * (len(ids) + 1), 2]
+        ends = ([self.cls_id], [self.sep_id])
+        first, last = ([i for i in end if i is not None] for end in ends)
+        return [*first, *ids, *last], [0] * (len(first) + len(ids) + len(last))
+
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """As `encode` with specials="text", for many texts, on all cores."""
         raise NotImplementedError

@@ -1,6 +1,7 @@
 """Reading a tokenizer from the files of a Hugging Face directory.
 
-    spiece.model              unigram (tokenizer.json cannot say all of it)
+    spiece.model, sentencepiece.bpe.model
+                              unigram (tokenizer.json cannot say all of it)
     tokenizer.json            wordpiece or bpe
     vocab.txt                 wordpiece
     vocab.json, merges.txt    bpe
@@ -28,7 +29,8 @@ from bert_jax.data.tokenizers.unigram import Unigram
 from bert_jax.data.tokenizers.wordpiece import PREFIX, SPECIALS, WordPiece
 from bert_jax.errors import InputError
 
-FILES = ("spiece.model", "tokenizer.json", "vocab.txt", "vocab.json")
+FILES = ("spiece.model", "sentencepiece.bpe.model", "tokenizer.json", "vocab.txt")
+FILES += ("vocab.json",)
 # What a tokenizer.json must say for its ids to be ours.
 SETTINGS = {
     "WordPiece": {
@@ -68,6 +70,10 @@ STYLES = {
     "albert": "albert",
     "xlnet": "xlnet",
     "t5": "t5",
+    "xlm-roberta": "xlm-roberta",
+    "camembert": "camembert",
+    "XLMRobertaTokenizer": "xlm-roberta",
+    "CamembertTokenizer": "camembert",
     "RobertaTokenizer": "roberta",
     "GPT2Tokenizer": "gpt2",
     "AlbertTokenizer": "albert",
@@ -145,6 +151,9 @@ def _find_files(path: Path) -> tuple[Path, dict]:
             )
         return path, {"added": []}
     found = [path / name for name in FILES if (path / name).is_file()]
+    models = sorted(path.glob("*.model"))  # ALBERT's release: 30k-clean.model
+    if not found and len(models) == 1:
+        found = models
     if not found and (path / "tokenizer").is_dir():  # a corpus or a workdir has one
         return _find_files(path / "tokenizer")
     if not found:
@@ -183,7 +192,10 @@ def _load_wordpiece(
         "tokenize_chinese_chars": "split_chinese",
     }
     configured = {ours: config[name] for name, ours in fields.items() if name in config}
-    defaults = {"lowercase": True, "strip_accents": None, "split_chinese": True}
+    # Releases that say nothing: a vocabulary with capitals is a cased one.
+    capitals = any("A" <= piece[:1] <= "Z" for piece in vocab)
+    defaults = {"strip_accents": None, "split_chinese": True}
+    defaults |= {"lowercase": not capitals}
     chosen = defaults | described | configured | switches
     return WordPiece(vocab, where=str(source), **chosen)
 

@@ -1,4 +1,4 @@
-"""Unigram pieces (sentencepiece), with the conventions of ALBERT, XLNet and T5.
+"""Unigram pieces (sentencepiece), with the conventions of ALBERT, XLNet, T5 and XLM-R.
 
 Of all ways to cut a text into pieces the most probable one is taken, where pieces are
 independent: argmax of sum(log p(piece)). A space is written `▁` and belongs to the
@@ -13,6 +13,9 @@ Differs from the releases: ALBERT's code leaves `` and '' alone where XLNet's, a
 of transformers for both, makes them "; it also looks for `▁` in vain under Python 3 and
 so gives `▁9` inside words, which here is `9`. A digit and a comma that are both unknown
 stay one unknown piece.
+
+XLM-R (https://arxiv.org/abs/1911.02116) and CamemBERT number pieces as fairseq's
+dictionary does: a few of its own come first, then those of the model, then <mask>.
 """
 
 import functools
@@ -20,13 +23,17 @@ import hashlib
 import os
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from bert_jax.data.tokenizers.base import Places, Tokenizer, trim, write_json
-from bert_jax.data.tokenizers.sentencepiece_file import read_model_file
+from bert_jax.data.tokenizers.sentencepiece_file import (
+    CONTROL,
+    ModelFile,
+    read_model_file,
+)
 from bert_jax.data.tokenizers.unigram_json import exact_scores, make_backend
 from bert_jax.data.tokenizers.unigram_text import align_text, change_text
 from bert_jax.errors import InputError, unknown
@@ -46,9 +53,36 @@ class Style:
     changes_text: bool = True  # and cuts a comma off a digit
     lowercase: bool = False
     sentinels: int = 0
+    # The vocabulary: these, the model's pieces but for its first few, and those.
+    first: tuple[str, ...] = ()
+    skip: int = 0
+    last: tuple[str, ...] = ()
 
 
+FAIRSEQ = {
+    "bos_token": "<s>",
+    "eos_token": "</s>",
+    "pad_token": "<pad>",
+    "unk_token": "<unk>",
+    "cls_token": "<s>",
+    "sep_token": "</s>",
+    "mask_token": "<mask>",
+}
 STYLES = {
+    "xlm-roberta": Style(
+        FAIRSEQ,
+        changes_text=False,
+        first=("<s>", "<pad>", "</s>", "<unk>"),
+        skip=3,
+        last=("<mask>",),
+    ),
+    "camembert": Style(
+        FAIRSEQ,
+        changes_text=False,
+        first=("<s>NOTUSED", "<pad>", "</s>NOTUSED", "<unk>", "<unk>NOTUSED"),
+        skip=1,
+        last=("<mask>",),
+    ),
     "albert": Style(
         {
             "bos_token": "[CLS]",
@@ -109,10 +143,13 @@ class Unigram(Tokenizer):
             rules.changes_text if strip_accents is None else strip_accents
         )
         self.model = model
-        self._file = read_model_file(model, where=where)
-        pieces = self._file.pieces
+        file = read_model_file(model, where=where)
+        self._file = renumbered(file, rules)
+        pieces = [*self._file.pieces, *rules.last]
         needed = [*rules.specials.values(), *rules.also]
         missing = [piece for piece in dict.fromkeys(needed) if piece not in pieces]
+        if not set(file.pieces[: rules.skip]) <= set(rules.first):
+            missing += rules.first[: rules.skip]
         if missing:
             raise InputError(
                 f"{where}: no special tokens {', '.join(missing)}; is it a model of "
@@ -125,19 +162,20 @@ class Unigram(Tokenizer):
             also=[*rules.also, *sentinels],
         )
         self.sentinels = tuple(reversed(range(len(pieces), self.size)))
+        self._numbers = numbers_of(file, rules)
         self.starts = np.array([is_start(piece) for piece in self.vocab])
         self.starts[list(self.special_ids)] = True
         digest = hashlib.sha256(model).hexdigest()
         self._set_hash([self.kind, style, self.lowercase, self.strip_accents, digest])
         self._processor = load_processor(model)
         self._commas = self._cut_commas() if rules.changes_text else {}
-        self._changes_text = rules.changes_text
+        self.changes_text = rules.changes_text
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         if not texts:
             return []  # the library cannot
         rows = self._processor.encode([self._change(text) for text in texts])
-        return [self._without_commas(row) for row in rows]
+        return [self._without_commas(self._renumber(row)) for row in rows]
 
     def encode_fast(self, texts: Sequence[str]) -> list[np.ndarray]:
         """What `encode_batch` gives, as arrays.
@@ -179,8 +217,11 @@ class Unigram(Tokenizer):
         }
         write_json(path / "tokenizer_config.json", config)
 
+    def _renumber(self, ids: list[int]) -> list[int]:
+        return ids if self._numbers is None else [self._numbers[i] for i in ids]
+
     def _change(self, text: str) -> str:
-        if not self._changes_text:
+        if not self.changes_text:
             return text
         return change_text(
             text, lowercase=self.lowercase, strip_accents=self.strip_accents
@@ -205,14 +246,15 @@ class Unigram(Tokenizer):
 
     def _encode_offsets(self, text: str) -> tuple[list[int], Places]:
         changed, spans = text, [(i, i + 1) for i in range(len(text))]
-        if self._changes_text:
+        if self.changes_text:
             changed, spans = align_text(
                 text, lowercase=self.lowercase, strip_accents=self.strip_accents
             )
         spans = [*spans, (len(text), len(text))]
         found = self._processor.encode(changed, return_type="offset_mapping")
         ids, places = [], []
-        for i, place in zip(found["ids"], found["offsets"], strict=True):
+        found_ids = self._renumber(found["ids"])
+        for i, place in zip(found_ids, found["offsets"], strict=True):
             start, end = trim(changed, *place)
             *parts, last = self._commas.get(i, [i])
             for part in parts:  # which take their characters from the left
@@ -232,6 +274,27 @@ class Unigram(Tokenizer):
         for part in re.split(f"({pattern})", text):
             row += [ids[part]] if part in ids else self.encode(part)
         return row
+
+
+def renumbered(file: ModelFile, rules: Style) -> ModelFile:
+    """The pieces of a model in the order of the style's vocabulary."""
+    if not rules.first:
+        return file
+    skip, count = rules.skip, len(rules.first)
+    return replace(
+        file,
+        pieces=[*rules.first, *file.pieces[skip:]],
+        scores=[*[0.0] * count, *file.scores[skip:]],
+        types=[*[CONTROL] * count, *file.types[skip:]],
+    )
+
+
+def numbers_of(file: ModelFile, rules: Style) -> list[int] | None:
+    """The id in our vocabulary of each piece of the model; None where it is its own."""
+    if not rules.first:
+        return None
+    after = range(len(rules.first), len(rules.first) + len(file.pieces) - rules.skip)
+    return [*(rules.first.index(p) for p in file.pieces[: rules.skip]), *after]
 
 
 def _place(spans: Places, start: int, end: int) -> tuple[int, int]:

@@ -31,6 +31,10 @@ LAYOUTS = {  # of one text, and of two
     "albert": ("[CLS]:0 $A:0 [SEP]:0", "[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1"),
     "xlnet": ("$A:0 <sep>:0 <cls>:2", "$A:0 <sep>:0 $B:1 <sep>:1 <cls>:2"),
     "t5": ("$A:0 </s>:0", "$A:0 </s>:0 $B:0 </s>:0"),
+    **dict.fromkeys(
+        ("xlm-roberta", "camembert"),
+        ("<s>:0 $A:0 </s>:0", "<s>:0 $A:0 </s>:0 </s>:0 $B:0 </s>:0"),
+    ),
 }
 
 
@@ -81,7 +85,7 @@ def _as_read(number: str) -> str:
 
 
 def _normalizers(tokenizer, file: ModelFile):
-    if tokenizer.style != "t5":
+    if tokenizer.changes_text:
         spaces = [chr(i) for i in range(0x110000) if chr(i).isspace()]
         yield normalizers.Replace(Regex(f"[{''.join(map(_escape, spaces))}]+"), " ")
         yield normalizers.Replace("``", '"')

@@ -17,7 +17,7 @@ from bert_jax.data.tokenizers.unigram import (
     sentencepiece,
 )
 from bert_jax.data.tokenizers.unigram_text import change_text
-from bert_jax.errors import InputError
+from bert_jax.errors import InputError, unknown
 
 OWN = ["(", ")", '"', "-", ".", "–", "£", "€"]  # always pieces of their own
 SETTINGS = {
@@ -57,6 +57,10 @@ def train_unigram(
     text get no piece. The first 10 million lines are used.
     """
     rules = check_style(style, lowercase=lowercase, strip_accents=strip_accents)
+    if style not in SETTINGS:
+        raise InputError(
+            unknown("style that a unigram vocabulary is trained for", style, SETTINGS)
+        )
     if vocab_size <= rules.sentinels:
         raise InputError(
             f"vocab_size={vocab_size} is too small: {style} has {rules.sentinels} "

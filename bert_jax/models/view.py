@@ -1,0 +1,45 @@
+"""What the queries of a stream see, worked out once for all layers."""
+
+import flax.struct
+import jax
+
+from bert_jax.models import positions
+from bert_jax.models.arch import Arch
+from bert_jax.models.tokens import Tokens, visible
+
+
+@flax.struct.dataclass
+class View:
+    """What the queries of one stream see; the same in every layer."""
+
+    tokens: Tokens  # the queries
+    visible: jax.Array | None = None  # bool [B, Q, S]; None: the window kernel
+    differs: jax.Array | None = None  # bool [B, Q, S]: of another type
+    where: jax.Array | None = None  # [B, Q]: their place in the row; None = in order
+    distances: jax.Array | None = None  # sinusoids of the position scheme
+
+
+def view_of(
+    arch: Arch,
+    q: Tokens,
+    k: Tokens,
+    *,
+    strict: bool = False,
+    where: jax.Array | None = None,
+    length: int,  # of the row that the queries stand in
+    dense: bool = True,
+) -> View:
+    """`dense` False leaves out all that grows with the square of the length."""
+    if not dense:
+        return View(q)
+    window = arch.window if arch.attention == "window" else None
+    S = k.ids.shape[1]
+    distances = differs = None
+    if arch.position == "functional":
+        distances = positions.functional_table(arch, S)
+    if arch.position == "xl":
+        distances = positions.distance_vectors(arch, queries=length, keys=S)
+    if arch.type_scheme == "relative":
+        differs = q.types[:, :, None] != k.types[:, None, :]
+    seen = visible(q, k, strict=strict, window=window)
+    return View(q, seen, differs, where, distances)
