@@ -435,8 +435,9 @@ def test_a_killed_worker(source, tokenizer, tmp_path, monkeypatch):
 
     def kill(self, data):
         append(self, data)
-        (worker, *_) = multiprocessing.active_children()
-        os.kill(worker.pid, signal.SIGKILL)
+        # None is left when what it had done before comes in.
+        for worker in multiprocessing.active_children():
+            os.kill(worker.pid, signal.SIGKILL)
 
     with monkeypatch.context() as patch:
         patch.setattr(module.Writer, "append", kill)
