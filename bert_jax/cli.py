@@ -428,8 +428,8 @@ def run_export(arguments) -> None:
         )
     if done.extra:
         print(
-            f"in extra.safetensors, since {done.reference} has no place for them: "
-            + ", ".join(done.extra)
+            f"in extra.safetensors, since {done.reference} has no place for them, and so "
+            "not verified by PyTorch: " + ", ".join(done.extra)
         )
 
 

@@ -78,7 +78,8 @@ class LoadedModel:
         was saved ([B, labels] or [B, S, labels]), attentions [N, B, H, S, S] if asked
         for. Positions are 0..S-1, also where padding is on the left, except in members
         that count them from the first piece that is not padding's (RoBERTa); what
-        stands at padding means nothing. Tasks are ERNIE's, global tokens Longformer's.
+        stands at padding means nothing. Tasks are ERNIE's, global tokens Longformer's:
+        without any, those that its class chooses.
         """
         tokens = self.tokens(
             input_ids,
@@ -125,9 +126,31 @@ class LoadedModel:
             order=arch.order,
             positions=positions,
         )
-        return tokens.replace(
-            task=given.get("task_type_ids"), reach=given.get("global_attention_mask")
-        )
+        reach = given.get("global_attention_mask")
+        if reach is None and arch.attention == "window":
+            reach = self.usual_reach(ids)
+        return tokens.replace(task=given.get("task_type_ids"), reach=reach)
+
+    def usual_reach(self, ids: np.ndarray) -> np.ndarray | None:
+        """The global tokens that Longformer's classes choose where none are given.
+
+        The first token for a class, the question for a span, all that follows it for a
+        choice; other heads have none.
+        """
+        place = np.arange(ids.shape[1])
+        if "classify" in self.heads:
+            return np.broadcast_to(place == 0, ids.shape).astype(np.int32)
+        if not {"span", "choice"} & set(self.heads):
+            return None
+        ends = ids == self.tokenizer.sep_id
+        if not (ends.sum(1) == 3).all():
+            raise InputError(
+                "global_attention_mask is not given, and the question cannot be found: "
+                "rows are not <s> question </s></s> text </s>, with three </s>"
+            )
+        end = ends.argmax(1)[:, None]
+        found = place < end if "span" in self.heads else place > end + 1
+        return found.astype(np.int32)
 
     def forward(self, capture: tuple[str, ...]) -> Callable:
         """The compiled model; jax keeps one compilation a shape."""

@@ -9,6 +9,7 @@ from bert_jax.cli import COMMANDS, main, read_overrides
 from bert_jax.errors import InputError
 from bert_jax.presets import PRESETS
 from tests import tiny
+from tests.conftest import ROOT
 
 
 def failure(*argv) -> str:
@@ -41,7 +42,14 @@ def test_presets(capsys):
 
 
 def test_presets_checked_live(capsys, monkeypatch):
-    main(["presets", "gpt2", "--check"])
+    main(["presets", "gpt2", "--check", "--json"])
+    (measured,) = json.loads(capsys.readouterr().out)
+    assert (measured["member"], measured["also"]) == ("gpt2", 0)
+    assert 0 < measured["share"] <= 1
+    row = parity.Parity(**measured)
+    with monkeypatch.context() as patch:
+        patch.setattr(parity, "check_members", lambda _: iter([row]))
+        main(["presets", "gpt2", "--check"])
     head, _, row = capsys.readouterr().out.strip().splitlines()
     assert head == "| member | parameters | hidden | logits | gradients | round trip |"
     cells = [cell.strip() for cell in row.strip("|").split("|")]
@@ -56,6 +64,18 @@ def test_presets_checked_live(capsys, monkeypatch):
     wrong = parity.Parity("m", 0, 1, "", 1.0, 1.0, 1.0, 1.5, "exact")
     monkeypatch.setattr(parity, "check_members", lambda _: iter([wrong]))
     assert "not what transformers computes: m" in failure("presets", "gpt2", "--check")
+
+
+def test_the_table_of_the_readme():
+    """Its figures are of --check; members and counts are these."""
+    text = (ROOT / "README.md").read_text()
+    _, _, table = text.partition("| member | parameters | hidden |")
+    rows = [line.strip("|").split("|") for line in table.split("\n\n")[0].split("\n")[2:]]
+    for cells, (row, _) in zip(rows, parity.kinds_of([*PRESETS.values()]), strict=True):
+        name = f"{row.member} (and {row.also} more)" if row.also else row.member
+        assert (cells[0].strip(), cells[1].strip()) == (name, f"{row.parameters:,}")
+        measured = "4.57" not in row.reference
+        assert ("exact" in cells[5]) == measured
 
 
 def test_the_road_from_text_to_export(tmp_path, capsys, monkeypatch):

@@ -1,4 +1,7 @@
-"""Every kind of member learns one batch by heart, through the one loop."""
+"""Every kind of member learns one batch by heart, through the one loop.
+
+With the objectives that there are: XLNet, ELECTRA and UniLM learn as a masked LM.
+"""
 
 import pytest
 
@@ -14,7 +17,8 @@ MEMBERS = [
     *("bert-tiny", "roberta-base", "albert-base-v2", "electra-small-discriminator"),
     *("distilbert-base-uncased", "ernie-2.0-base-en", "nezha-cn-base", "gpt2"),
     *("xlnet-base-cased", "transfo-xl-wt103", "openai-gpt", "unilm-base-cased"),
-    "longformer-base-4096",
+    *("longformer-base-4096", "electra-small-generator", "ernie-1.0-base-zh"),
+    "transfo-xl-wt103-base",
 ]
 
 

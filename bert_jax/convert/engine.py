@@ -18,8 +18,8 @@ from bert_jax.models.model import param_shapes, path_name
 STACKED = "stack/layers/"
 MAIN = ("embed", "project", "stack", *HEADS)
 OLD_NORM = (
-    (r"LayerNorm\.gamma$", "LayerNorm.weight"),
-    (r"LayerNorm\.beta$", "LayerNorm.bias"),
+    (r"(LayerNorm|layer_norm[12])\.gamma$", r"\1.weight"),
+    (r"(LayerNorm|layer_norm[12])\.beta$", r"\1.bias"),
 )
 
 

@@ -19,7 +19,7 @@ from bert_jax.cli import main
 from bert_jax.convert import hf
 from bert_jax.convert.engine import BY_PIECE
 from bert_jax.convert.tables import LAYOUTS
-from bert_jax.data.tokenizers import SPECIALS, WordPiece, train_bpe
+from bert_jax.data.tokenizers import SPECIALS, WordBPE, WordPiece, train_bpe
 from bert_jax.errors import InputError
 from bert_jax.fill import fill
 from bert_jax.model_dir import LoadedModel
@@ -339,6 +339,35 @@ def test_a_second_tower_comes_back(tmp_path: Path):
     assert loaded([[3, 4]])["rtd_logits"].shape == (1, 2)
 
 
+@pytest.mark.parametrize(
+    "heads", [("lm",), ("pooler", "classify"), ("span",), ("pooler", "choice")]
+)
+def test_global_tokens_that_a_longformer_chooses(heads, tmp_path: Path):
+    """None, the first, the question, or what follows it: as its classes do."""
+    reference = make_model("longformer", heads)
+    reference.config.sep_token_id = 4
+    reference.save_pretrained(tmp_path)
+    make_tokenizer(V, pad_id=1).save(tmp_path)
+    model = bert_jax.load(tmp_path)
+    assert model.tokenizer.sep_id == 4
+    ids = np.random.default_rng(0).integers(6, V, (2, 16))
+    ids[0, [5, 6, 15]] = ids[1, [3, 4, 15]] = 4
+    given = torch.tensor(ids)
+    with torch.no_grad():
+        theirs = reference(
+            given[None] if "choice" in heads else given, output_hidden_states=True
+        ).hidden_states
+    ours = model(ids)["hidden"]
+    assert excess(ours[-1], theirs[-1].numpy(), **OUTPUT) <= 1
+    if heads != ("lm",):  # they were not looked at in vain
+        none = model(ids, global_attention_mask=np.zeros_like(ids))["hidden"]
+        assert excess(none[-1], theirs[-1].numpy(), **OUTPUT) > 1
+    if {"span", "choice"} & set(heads):
+        ids[0, 5] = 7
+        with pytest.raises(InputError, match="the question cannot be found: rows are"):
+            model(ids)
+
+
 @pytest.mark.parametrize("spoil", ["cut", "shape", "name"])
 def test_extra_that_is_damaged(spoil: str, tmp_path: Path, monkeypatch):
     monkeypatch.setattr(hf, "check_export", lambda *args: (None, "not asked"))
@@ -390,10 +419,19 @@ def test_the_boundary_head_is_named_as_released(tmp_path: Path, monkeypatch):
 @pytest.mark.parametrize("name", ["openai-gpt", "gpt2"])
 def test_a_model_from_left_to_right(name: str, tmp_path: Path):
     text = ["the cat likes the red house " * 9]
-    tokenizer = train_bpe(text, vocab_size=260, style="gpt2", progress=False)
-    config = config_class(name)(**SMALL[name][1] | {"vocab_size": 260})
+    if name == "gpt2":
+        tokenizer = train_bpe(text, vocab_size=260, style="gpt2", progress=False)
+    else:
+        letters = sorted({*"".join(text)} - {" "})
+        ends = [f"{letter}</w>" for letter in letters]
+        tokenizer = WordBPE(["<unk>", *letters, *ends, "th"], [("t", "h")])
+    size = {"vocab_size": tokenizer.size}
+    config = config_class(name)(**SMALL[name][1] | size)
     cls = getattr(transformers, LAYOUTS[name].classes[("lm",)])
     cls(config).save_pretrained(tmp_path)
     tokenizer.save(tmp_path)
+    model = bert_jax.load(tmp_path)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert model.tokenizer.encode_batch(text) == theirs(text)["input_ids"]
     with pytest.raises(InputError, match="reads from left to right: it cannot fill"):
-        fill(bert_jax.load(tmp_path), "the [MASK]")
+        fill(model, "the [MASK]")

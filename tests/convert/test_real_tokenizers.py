@@ -2,7 +2,8 @@
 
 Weights are random and tiny, for the released vocabulary. What is filled in is what
 PyTorch finds from ids that AutoTokenizer made. No released vocabulary of XLM-R is at
-hand: it and CamemBERT stand here with a small model in their numbering.
+hand: it and CamemBERT stand here with a small model in their numbering, and GPT with a
+vocabulary of its kind, made from the lines.
 """
 
 import functools
@@ -25,6 +26,7 @@ from bert_jax.errors import InputError
 from bert_jax.fill import fill
 from tests.convert.test_members import make_params
 from tests.convert.test_tables import config_class
+from tests.data.test_tokenizers_kinds.test_word_bpe import write_bare
 
 SMALL_MODEL = "sentencepiece_models/hf_fixtures_test_sentencepiece.model"
 VOCABS = {  # name: pieces, {file: where it is}, tokenizer_config.json
@@ -67,6 +69,7 @@ VOCABS = {  # name: pieces, {file: where it is}, tokenizer_config.json
             ("camembert", 1005, "Camembert"),
         )
     },
+    "openai-gpt": (500, {}, {}),
 }
 BERT = {
     "num_hidden_layers": 1,
@@ -77,6 +80,7 @@ BERT = {
 }
 DISTILBERT = {"dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 24}
 XL = {"n_layer": 1, "n_head": 2, "d_inner": 24, "d_model": 16}
+GPT = {"n_layer": 1, "n_head": 2, "n_embd": 16}
 MEMBERS = {  # name: type, vocabulary, config.json
     "bert": ("bert", "uncased", BERT),
     "bert-chinese": ("bert", "chinese", BERT),
@@ -89,10 +93,12 @@ MEMBERS = {  # name: type, vocabulary, config.json
     "distilbert": ("distilbert", "cased", DISTILBERT),
     "ernie": ("ernie", "chinese", BERT | {"use_task_id": True}),
     "xlnet": ("xlnet", "xlnet", XL),
-    "gpt2": ("gpt2", "gpt2", {"n_layer": 1, "n_head": 2, "n_embd": 16}),
+    "gpt2": ("gpt2", "gpt2", GPT),
+    "openai-gpt": ("openai-gpt", "openai-gpt", GPT),
 }
-WITH_BLANKS = [name for name in MEMBERS if name != "gpt2"]
-ONE_EACH = ("bert", "bert-chinese", "distilbert", "roberta", "gpt2", "albert", "xlnet")
+LEFT_TO_RIGHT = ("gpt2", "openai-gpt")
+WITH_BLANKS = [name for name in MEMBERS if name not in LEFT_TO_RIGHT]
+ONE_EACH = ("bert", "bert-chinese", "distilbert", "roberta", "albert", "xlnet")
 # Their class for the bare spiece.model cuts otherwise, as tests of tokenizers count.
 UNIGRAM = ("albert", "xlnet")
 
@@ -118,7 +124,9 @@ def with_blanks(folder: Path) -> list[str]:
 
 
 def copy_tokenizer(vocab: str, source: Path, folder: Path) -> None:
-    _, files, settings = VOCABS[vocab]
+    size, files, settings = VOCABS[vocab]
+    if vocab == "openai-gpt":
+        write_bare(folder, read_lines(source)[0], size)
     for file, where in files.items():
         shutil.copy(source / where, folder / file)
     if settings:
@@ -169,7 +177,7 @@ def words(shared_data: Path, tmp_path_factory):
     return words
 
 
-@pytest.mark.parametrize("name", ONE_EACH)
+@pytest.mark.parametrize("name", [*ONE_EACH, *LEFT_TO_RIGHT])
 def test_ids_are_those_of_transformers(
     make, shared_data: Path, tmp_path: Path, monkeypatch, name: str
 ):

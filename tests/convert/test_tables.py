@@ -67,7 +67,6 @@ SMALL = {  # name -> model type, config.json
     "bert": ("bert", BERT),
     "roberta": ("roberta", BERT),
     "xlm-roberta": ("xlm-roberta", BERT),
-    "camembert": ("camembert", BERT),
     "albert": ("albert", BERT | GROUPS | {"embedding_size": 7}),
     "albert, E = D": ("albert", BERT | {"embedding_size": 15}),
     "electra": ("electra", BERT | {"embedding_size": 7}),
@@ -94,6 +93,8 @@ SMALL = {  # name -> model type, config.json
     ),
 }
 LIVE = [name for name, layout in LAYOUTS.items() if "4.57" not in layout.verified_by]
+# Layouts that nothing is written for here take the fields of BERT.
+SMALL |= {kind: (kind, BERT) for kind in LIVE if kind not in SMALL}
 LIVE_CASES = [
     (name, heads)
     for name, (kind, _) in SMALL.items()
@@ -253,7 +254,6 @@ def test_no_class_is_forgotten(kind):
         fromlist=["__all__"],
     )
     others = {"PreTrainedModel", "ForCausalLM", "LMHeadModel", "Layer"}
-    others |= {"ForQuestionAnswering"} if kind == "xlnet" else set()  # beam search
     others |= {"SelfAttention"} if kind == "longformer" else set()
     theirs = {cls for cls in module.__all__ if cls.startswith(name)}
     assert theirs - set(layout.classes.values()) <= {name + other for other in others}

@@ -1,4 +1,4 @@
-"""Stored numbers of the two members that transformers 5 no longer has: see make.py."""
+"""Stored numbers of what transformers 5 has no class for: see make.py."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ FOLDER = Path(__file__).parent
 
 
 def load(member: str) -> dict[str, dict[str, np.ndarray]]:
-    """Of "nezha" or "transfo_xl": configuration -> name -> array."""
+    """Of one of the files: configuration -> name -> array."""
     configurations: dict[str, dict[str, np.ndarray]] = {}
     with np.load(FOLDER / f"{member}.npz", allow_pickle=False) as stored:
         for name in stored.files:

@@ -1,11 +1,15 @@
-"""Writes nezha.npz and transfo_xl.npz: what transformers 4.57.3 computes.
+"""Writes the numbers of members and heads that transformers 5 has no class for.
 
-transformers 5 has neither NEZHA nor Transformer-XL, and the classes of 4.57 live under
-transformers.models.deprecated, so their numbers are stored. To write them again:
+NEZHA and Transformer-XL are classes of transformers 4.57, which live there under
+transformers.models.deprecated; UniLM is its BERT, told pair by pair who sees whom;
+SpanBERT's boundary head is in no version and is written out here. To write all files
+again, or only those named (unilm boundary ...):
 
     python3.11 -m venv old-venv
-    old-venv/bin/pip install torch==2.13.0 transformers==4.57.3 'numpy<3' safetensors
-    old-venv/bin/python tests/goldens/make.py tests/goldens
+    old-venv/bin/pip install torch==2.13.0 transformers==4.57.6 'numpy<3' safetensors
+    old-venv/bin/python tests/goldens/make.py tests/goldens [NAME ...]
+
+nezha.npz and transfo_xl.npz were written by 4.57.3, the others by 4.57.6.
 
 Every parameter is moved by N(0, 0.05) from its initial value; then the queries and keys
 of each layer are scaled until some attention probability of every row exceeds 0.5 (at
@@ -59,6 +63,29 @@ length 0) or second (its memory is out/first/mems):
       sees mem_len memories that are zero vectors, which is not an empty memory
   out/same_length/hidden attentions ("untied"): the second piece with same_length True:
       a token sees itself and the mem_len - 1 before it
+
+transfo_xl_classify.npz: "alone" (mem_len 0) and "memory" (a first piece was read, and
+untie_r). KIND is classify (TransfoXLForSequenceClassification). As above, but
+  in/second/ids: padding, with the id 0, is on the right, as the class takes it to be
+  in/second/labels [B]
+  out/second/hidden attentions classify [B, L] loss, grad/NAME
+
+unilm.npz: "tiny". KIND is lm (BertForMaskedLM, six types), FORM one of UniLM's four
+objectives. The last row is padded on the left, positions are 0..S-1 in any case:
+  in/FORM/ids types real lm_labels [B, S]; sees [B, S, S]: query, key
+  in/FORM/starts [B]: the place of the first word of the target
+  out/FORM/hidden attentions lm loss; at padding they mean nothing
+  grad/NAME of the sum of the four losses
+
+boundary.npz: "tiny". KIND is pretraining: BertForMaskedLM with the boundary head of
+facebookresearch/SpanBERT, pretraining/fairseq/models/pair_bert.py, under the head's
+names there (its norms have gamma and beta). The last row is padded on the left:
+  in/mixed/ids types real lm_labels [B, S]
+  in/mixed/pairs [B, Q, 2]: the token before a span and the one after; 0 0 is none
+  in/mixed/sbo_labels [B, Q, T]: its words, no more than T; -100 is not scored
+  out/mixed/hidden attentions lm, sbo [B, Q, T, V]
+  out/mixed/lm_loss, sbo_loss: the sum over (words + 1), as theirs; loss: their sum
+  grad/NAME of the sum
 """
 
 import contextlib
@@ -71,10 +98,11 @@ import numpy as np
 import torch
 import transformers
 from torch.nn import functional as F  # noqa: N812
+from transformers import BertConfig, BertForMaskedLM
 from transformers.models.deprecated.nezha import modeling_nezha as nezha
 from transformers.models.deprecated.transfo_xl import modeling_transfo_xl as xl
 
-NEEDS = "4.57.3"
+NEEDS = "4.57."
 SHARP = 0.5
 FEWEST_KEYS = 5  # a token that sees fewer is sharp by itself
 SIDES = {"right": (13, 9, 13, 6), "left": (13, 8, 5, 11)}  # real tokens of each row
@@ -144,6 +172,57 @@ XL = {
         untie_r=True,
     ),
 }
+XL_CLASSIFY = {
+    "alone": dict(
+        vocab_size=23,
+        d_model=18,
+        n_head=3,
+        d_inner=22,
+        n_layer=2,
+        mem_len=0,
+        clamp_len=6,
+        untie_r=False,
+        num_labels=3,
+    ),
+    "memory": dict(
+        vocab_size=19,
+        d_model=14,
+        n_head=2,
+        d_inner=17,
+        n_layer=2,
+        mem_len=7,
+        clamp_len=12,
+        untie_r=True,
+        num_labels=5,
+    ),
+}
+UNILM = dict(
+    vocab_size=31,
+    hidden_size=12,
+    num_hidden_layers=2,
+    num_attention_heads=3,
+    intermediate_size=17,
+    max_position_embeddings=13,
+    type_vocab_size=6,
+)
+FORMS = {  # UniLM's objectives: the types of the source and of the target
+    "bidirectional": (0, 1),
+    "left_to_right": (2, 2),
+    "right_to_left": (3, 3),
+    "seq2seq": (4, 5),
+}
+UNILM_ROWS = ((0, 6, 13), (0, 4, 9), (3, 8, 13))  # begin of source, of target, end
+SPANBERT = dict(
+    vocab_size=29,
+    hidden_size=14,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    intermediate_size=20,
+    max_position_embeddings=26,
+)
+SPANBERT_ROWS = ((0, 26), (0, 14), (9, 26))  # begin and end
+SPANS = ([(2, 23)], [(3, 5), (9, 9)], [(12, 16), (20, 21)])  # first and last word
+MAX_TARGETS, PLACE_SIZE = 20, 200  # the first span has more words than the head places
 
 
 @contextlib.contextmanager
@@ -403,19 +482,39 @@ def xl_outputs(model, rows: dict) -> dict[str, torch.Tensor]:
     return found
 
 
-def make_xl(settings: dict, seed: int) -> dict[str, np.ndarray]:
-    torch.manual_seed(seed)
-    rng = np.random.default_rng(seed)
-    D, V = settings["d_model"], settings["vocab_size"]
-    config = xl.TransfoXLConfig(
+def xl_config(settings: dict) -> xl.TransfoXLConfig:
+    return xl.TransfoXLConfig(
         **settings,
         cutoffs=[],
         div_val=1,
-        d_embed=D,
-        d_head=D // settings["n_head"],
+        d_embed=settings["d_model"],
+        d_head=settings["d_model"] // settings["n_head"],
         same_length=False,
     )
-    model = xl.TransfoXLLMHeadModel(config).eval()
+
+
+def xl_peak(attentions: torch.Tensor, real: torch.Tensor | bool = True) -> float:
+    B, _, S, K = attentions.shape
+    sees = (torch.arange(S) + 1 + K - S).expand(B, S)
+    return least_peak(attentions, (sees >= FEWEST_KEYS) & real)
+
+
+def xl_weights(model) -> list[list[torch.Tensor]]:
+    """What sharpens each layer.
+
+    q, k and v are one matrix: a view of its first two thirds. The positions are keys
+    too, and with them scaled the gradients of r and v are not lost beside the rest.
+    """
+    D, layers = model.config.d_model, model.transformer.layers
+    both = [layer.dec_attn for layer in layers]
+    return [[a.qkv_net.weight.data[: 2 * D], a.r_net.weight] for a in both]
+
+
+def make_xl(settings: dict, seed: int) -> dict[str, np.ndarray]:
+    torch.manual_seed(seed)
+    rng = np.random.default_rng(seed)
+    V = settings["vocab_size"]
+    model = xl.TransfoXLLMHeadModel(xl_config(settings)).eval()
     move(model)
     rows = {}
     for piece in ("first", "second"):
@@ -425,19 +524,10 @@ def make_xl(settings: dict, seed: int) -> dict[str, np.ndarray]:
 
     def highest(number: int) -> float:
         seen = xl_outputs(model, rows)
-        peaks = []
-        for piece in ("first", "second"):
-            attentions = seen[f"{piece}/attentions"][number]
-            B, _, S, K = attentions.shape
-            sees = (torch.arange(S) + 1 + K - S).expand(B, S)
-            peaks.append(least_peak(attentions, sees >= FEWEST_KEYS))
-        return min(peaks)
+        pieces = ("first", "second")
+        return min(xl_peak(seen[f"{piece}/attentions"][number]) for piece in pieces)
 
-    # q, k and v are one matrix: a view of its first two thirds. The positions are keys
-    # too, and with them scaled the gradients of r and v are not lost beside the rest.
-    layers = [layer.dec_attn for layer in model.transformer.layers]
-    weights = [[a.qkv_net.weight.data[: 2 * D], a.r_net.weight] for a in layers]
-    sharpen(weights, highest)
+    sharpen(xl_weights(model), highest)
 
     def run() -> dict[str, torch.Tensor]:
         found = xl_outputs(model, rows)
@@ -456,6 +546,259 @@ def make_xl(settings: dict, seed: int) -> dict[str, np.ndarray]:
     for name, array in run_twice([model], run).items():
         arrays[name if name.startswith("grad/") else f"out/{name}"] = array
     return arrays
+
+
+def make_xl_classify(settings: dict, seed: int) -> dict[str, np.ndarray]:
+    torch.manual_seed(seed)
+    rng = np.random.default_rng(seed)
+    V, L, M = (settings[name] for name in ("vocab_size", "num_labels", "mem_len"))
+    config = xl_config(settings | {"pad_token_id": 0})
+    model = xl.TransfoXLForSequenceClassification(config).eval()
+    move(model)
+    lengths = np.array([11, 7, 5])
+    ids = rng.integers(1, V, (3, 11))
+    rows = {
+        "second/ids": np.where(np.arange(11) < lengths[:, None], ids, 0),
+        "second/labels": rng.integers(0, L, 3),
+    }
+    if M:
+        rows["first/ids"] = rng.integers(1, V, (3, 11))
+    given = {name: torch.tensor(array) for name, array in rows.items()}
+
+    def outputs() -> dict[str, torch.Tensor]:
+        found, mems = {}, None
+        if M:
+            empty = [torch.zeros((0, 3, config.d_model), dtype=model.dtype)]
+            before = model.transformer(given["first/ids"], empty * config.n_layer)
+            mems = before.mems
+            found["out/first/mems"] = torch.stack(mems).transpose(1, 2)
+        out = model(
+            given["second/ids"],
+            mems,
+            labels=given["second/labels"],
+            output_hidden_states=True,
+            output_attentions=True,
+        )
+        return found | {
+            "out/second/hidden": torch.stack(out.hidden_states),
+            "out/second/attentions": torch.stack(out.attentions),
+            "out/second/classify": out.logits,
+            "out/second/loss": out.loss,
+        }
+
+    def run() -> dict[str, torch.Tensor]:
+        found = outputs()
+        found["out/second/loss"].backward()
+        return found | {f"grad/{n}": p.grad for n, p in model.named_parameters()}
+
+    def highest(number: int) -> float:
+        attentions = outputs()["out/second/attentions"][number]
+        return xl_peak(attentions, given["second/ids"] > 0)
+
+    sharpen(xl_weights(model), highest)
+    arrays = stored(model, "classify")
+    arrays |= {f"in/{name}": array.astype(np.int32) for name, array in rows.items()}
+    return arrays | run_twice([model], run)
+
+
+def stored(model, kind: str) -> dict[str, np.ndarray]:
+    """The configuration, the names and the parameters of a model of one class."""
+    arrays = {
+        f"config/{kind}": text_of(model),
+        f"names/{kind}": np.array(list(model.state_dict())),
+    }
+    for name, parameter in model.named_parameters():
+        arrays[f"param/{name}"] = parameter.detach().numpy().copy()
+    return arrays
+
+
+# UniLM and SpanBERT: BERT, run with rows that have a form.
+
+
+def may_see(form: str, query: int, other: int, start: int) -> bool:
+    """UniLM (Dong et al. 2019, section 2.2): whether one real token sees another."""
+    if form == "left_to_right":
+        return other <= query
+    if form == "right_to_left":
+        return other >= query
+    if form == "seq2seq":
+        # The source is seen by all; a word of the target by itself and later ones.
+        return other < start or start <= other <= query
+    return True
+
+
+def bert_rows(settings: dict, real: np.ndarray, scored: np.ndarray, rng) -> dict:
+    (B, S), V = real.shape, settings["vocab_size"]
+    return {
+        "ids": rng.integers(1, V, (B, S)),
+        "types": np.zeros((B, S), int),
+        "real": real,
+        "lm_labels": np.where(scored & real, rng.integers(0, V, (B, S)), -100),
+    }
+
+
+def unilm_rows(form: str, rng) -> dict[str, np.ndarray]:
+    B, S = len(UNILM_ROWS), UNILM["max_position_embeddings"]
+    sees, real = np.zeros((B, S, S), bool), np.zeros((B, S), bool)
+    types = np.zeros((B, S), int)
+    for b, (begin, start, end) in enumerate(UNILM_ROWS):
+        real[b, begin:end] = True
+        types[b, :start], types[b, start:] = FORMS[form]
+        for query in range(begin, end):
+            for other in range(begin, end):
+                sees[b, query, other] = may_see(form, query, other, start)
+    rows = bert_rows(UNILM, real, rng.random((B, S)) < 0.5, rng)
+    starts = np.array([start for _, start, _ in UNILM_ROWS])
+    return rows | {"types": types, "sees": sees, "starts": starts}
+
+
+def spanbert_rows(rng) -> dict[str, np.ndarray]:
+    B, S = len(SPANBERT_ROWS), SPANBERT["max_position_embeddings"]
+    Q, T = max(map(len, SPANS)), MAX_TARGETS
+    real, inside = np.zeros((B, S), bool), np.zeros((B, S), bool)
+    for b, (begin, end) in enumerate(SPANBERT_ROWS):
+        real[b, begin:end] = True
+        for first, last in SPANS[b]:
+            inside[b, first : last + 1] = True
+    rows = bert_rows(SPANBERT, real, inside, rng)
+    rows["types"] = rng.integers(0, 2, (B, S))
+    pairs, labels = np.zeros((B, Q, 2), int), np.full((B, Q, T), -100)
+    for b, spans in enumerate(SPANS):
+        for n, (first, last) in enumerate(spans):
+            pairs[b, n] = first - 1, last + 1
+            words = rows["lm_labels"][b, first : last + 1][:T]
+            labels[b, n, : len(words)] = words
+    return rows | {"pairs": pairs, "sbo_labels": labels}
+
+
+class Norm(torch.nn.Module):
+    def __init__(self, size: int):
+        super().__init__()
+        self.gamma = torch.nn.Parameter(torch.ones(size))
+        self.beta = torch.nn.Parameter(torch.zeros(size))
+
+    def forward(self, x):
+        x = x - x.mean(-1, keepdim=True)
+        x = x / (x.square().mean(-1, keepdim=True) + 1e-12).sqrt()
+        return self.gamma * x + self.beta
+
+
+class Boundary(torch.nn.Module):
+    """Scores every word that a span may have, from the states beside it.
+
+    norm(gelu(W2 norm(gelu(W1 [left; right; place])))), then the table of words.
+    """
+
+    def __init__(self, table: torch.nn.Parameter):
+        super().__init__()
+        V, D = table.shape
+        self.position_embeddings = torch.nn.Embedding(MAX_TARGETS, PLACE_SIZE)
+        layers = {
+            "linear1": torch.nn.Linear(2 * D + PLACE_SIZE, D),
+            "layer_norm1": Norm(D),
+            "linear2": torch.nn.Linear(D, D),
+            "layer_norm2": Norm(D),
+        }
+        self.mlp_layer_norm = torch.nn.ModuleDict(layers)
+        self.decoder = torch.nn.Linear(D, V, bias=False)
+        self.decoder.weight = table
+        self.bias = torch.nn.Parameter(torch.zeros(V))
+        with torch.no_grad():  # so that the form of gelu matters, as in bend()
+            layers["linear1"].weight *= 3
+            layers["linear2"].weight *= 5
+
+    def forward(self, states, pairs):
+        every = torch.arange(len(states))[:, None]
+        borders = [states[every, pairs[..., side]] for side in (0, 1)]  # [B, Q, D]
+        x = torch.cat(borders, -1)[:, :, None].expand(-1, -1, MAX_TARGETS, -1)
+        places = self.position_embeddings.weight.expand(*x.shape[:3], -1)
+        x, layers = torch.cat([x, places], -1), self.mlp_layer_norm
+        for n in "12":
+            x = layers[f"layer_norm{n}"](F.gelu(layers[f"linear{n}"](x)))
+        return self.decoder(x) + self.bias  # [B, Q, T, V]
+
+
+def bert_outputs(model, rows: dict) -> dict[str, torch.Tensor]:
+    given = {n: torch.tensor(a).long() for n, a in rows.items()}
+    out = model(
+        given["ids"],
+        attention_mask=given.get("sees", given["real"]),
+        token_type_ids=given["types"],
+        labels=given["lm_labels"],
+        output_hidden_states=True,
+        output_attentions=True,
+    )
+    found = {
+        "hidden": torch.stack(out.hidden_states),
+        "attentions": torch.stack(out.attentions),
+        "lm": out.logits,
+    }
+    if "pairs" not in given:
+        return found | {"loss": out.loss}
+    head, labels = model.cls.pair_target_predictions, given["sbo_labels"]
+    sbo = head(out.hidden_states[-1], given["pairs"])
+    each = F.cross_entropy(sbo.flatten(0, 2), labels.flatten(), reduction="sum")
+    loss = each / ((labels >= 0).sum() + 1)
+    return found | {
+        "sbo": sbo,
+        "lm_loss": out.loss,
+        "sbo_loss": loss,
+        "loss": out.loss + loss,
+    }
+
+
+def bert(settings: dict):
+    config = BertConfig(**settings, attn_implementation="eager")
+    return BertForMaskedLM(config).eval()
+
+
+def make_bert(model, kind: str, sets: dict[str, dict]) -> dict[str, np.ndarray]:
+    """Of a model and the rows that it reads, by name."""
+    move(model)
+
+    def highest(number: int) -> float:
+        peaks = []
+        for rows in sets.values():
+            real = rows["real"]
+            keys = rows.get("sees", real[:, None] & real[:, :, None]).sum(-1)
+            seen = bert_outputs(model, rows)["attentions"][number]
+            peaks.append(least_peak(seen, torch.tensor(keys >= FEWEST_KEYS)))
+        return min(peaks)
+
+    layers = [layer.attention.self for layer in model.bert.encoder.layer]
+    sharpen([[layer.query.weight, layer.key.weight] for layer in layers], highest)
+
+    def run() -> dict[str, torch.Tensor]:
+        found = {
+            f"out/{name}/{key}": value
+            for name, rows in sets.items()
+            for key, value in bert_outputs(model, rows).items()
+        }
+        sum(found[f"out/{name}/loss"] for name in sets).backward()
+        return found | {f"grad/{n}": p.grad for n, p in model.named_parameters()}
+
+    arrays = stored(model, kind)
+    for name, rows in sets.items():
+        for field, array in rows.items():
+            array = array if array.dtype == bool else array.astype(np.int32)
+            arrays[f"in/{name}/{field}"] = array
+    return arrays | run_twice([model], run)
+
+
+def make_unilm(seed: int) -> dict[str, np.ndarray]:
+    torch.manual_seed(seed)
+    rng = np.random.default_rng(seed)
+    sets = {form: unilm_rows(form, rng) for form in FORMS}
+    return make_bert(bert(UNILM), "lm", sets)
+
+
+def make_boundary(seed: int) -> dict[str, np.ndarray]:
+    torch.manual_seed(seed)
+    model = bert(SPANBERT)
+    table = model.bert.embeddings.word_embeddings.weight
+    model.cls.pair_target_predictions = Boundary(table)
+    rows = spanbert_rows(np.random.default_rng(seed))
+    return make_bert(model, "pretraining", {"mixed": rows})
 
 
 def count(cls, config) -> np.ndarray:
@@ -506,20 +849,31 @@ def write(path: Path, configurations: dict[str, dict[str, np.ndarray]]) -> None:
     print(f"{path}: {len(arrays)} arrays, {path.stat().st_size:,} bytes")
 
 
-def main(out: str) -> None:
-    if transformers.__version__ != NEEDS:
-        sys.exit(f"transformers {NEEDS} is needed, not {transformers.__version__}")
+def each(make, settings: dict[str, dict], seed: int) -> dict[str, dict]:
+    return {n: make(s, seed + i) for i, (n, s) in enumerate(settings.items())}
+
+
+FILES = {
+    "nezha": lambda: each(make_nezha, NEZHA, 10) | {"sizes": nezha_sizes()},
+    "transfo_xl": lambda: each(make_xl, XL, 20) | {"sizes": xl_sizes()},
+    "transfo_xl_classify": lambda: each(make_xl_classify, XL_CLASSIFY, 30),
+    "unilm": lambda: {"tiny": make_unilm(40)},
+    "boundary": lambda: {"tiny": make_boundary(50)},
+}
+
+
+def main(out: str, *names: str) -> None:
+    if not transformers.__version__.startswith(NEEDS):
+        sys.exit(f"transformers {NEEDS}x is needed, not {transformers.__version__}")
     transformers.utils.logging.set_verbosity_error()
     torch.set_num_threads(1)
-    with repaired():
-        bert_like = {n: make_nezha(s, 10 + i) for i, (n, s) in enumerate(NEZHA.items())}
-        recurrent = {n: make_xl(s, 20 + i) for i, (n, s) in enumerate(XL.items())}
-    folder = Path(out)
-    write(folder / "nezha.npz", bert_like | {"sizes": nezha_sizes()})
-    write(folder / "transfo_xl.npz", recurrent | {"sizes": xl_sizes()})
+    for name in names or FILES:
+        with repaired():
+            made = FILES[name]()
+        write(Path(out) / f"{name}.npz", made)
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit("usage: python tests/goldens/make.py OUT")
-    main(sys.argv[1])
+    if len(sys.argv) < 2 or not {*sys.argv[2:]} <= {*FILES}:
+        sys.exit(f"usage: python tests/goldens/make.py OUT [{' '.join(FILES)}]")
+    main(*sys.argv[1:])

@@ -1,7 +1,7 @@
 """The stored numbers are what make.py says, and plain numpy computes the same.
 
-The two functions here are written from the definitions (a gather by distance, no
-shifting of matrices), so an error would have to be made twice to pass.
+The functions here are written from the definitions (a gather by distance, no shifting
+of matrices), so an error would have to be made twice to pass.
 """
 
 import json
@@ -13,9 +13,14 @@ import pytest
 from tests import goldens
 
 NEZHA, XL = goldens.load("nezha"), goldens.load("transfo_xl")
+UNILM, BOUNDARY = (goldens.load(name)["tiny"] for name in ("unilm", "boundary"))
+XL_CLASSIFY = goldens.load("transfo_xl_classify")
 SIZES = {"nezha": NEZHA.pop("sizes"), "transfo_xl": XL.pop("sizes")}
 ALL = [(f"nezha {n}", a) for n, a in NEZHA.items()]
 ALL += [(f"transfo_xl {n}", a) for n, a in XL.items()]
+ALL += [(f"transfo_xl_classify {n}", a) for n, a in XL_CLASSIFY.items()]
+ALL += [("unilm", UNILM), ("boundary", BOUNDARY)]
+FORMS = ("bidirectional", "left_to_right", "right_to_left", "seq2seq")
 SIDES, PIECES = ("right", "left"), ("first", "second")
 CLOSE, WRONG = 1e-6, 1e-3  # rounding to f32; the effect of a planted error
 every_configuration = pytest.mark.parametrize(
@@ -140,17 +145,24 @@ def cross_entropy(logits, labels) -> float:
     return float(-np.log(chosen).mean())
 
 
-def xl_forward(arrays: dict, piece: str, error: str = "", *, window: int = 10**6):
+def xl_forward(
+    arrays: dict,
+    piece: str,
+    error: str = "",
+    *,
+    kind: str = "lm",
+    window: int = 10**6,
+):
     """Hidden states [N+1, B, S, D] and attentions [N, B, H, S, M+S]."""
-    settings = settings_of(arrays, "lm")
-    tensors = goldens.tensors_of(arrays, "lm")
+    settings = settings_of(arrays, kind)
+    tensors = goldens.tensors_of(arrays, kind)
     ids = arrays[f"in/{'first' if piece == 'zeros' else piece}/ids"]
     (B, S), H, D = ids.shape, settings["n_head"], settings["d_model"]
     N, K, eps = settings["n_layer"], D // H, settings["layer_norm_epsilon"]
     mems = np.zeros((N, B, 0, D))
     if piece == "zeros":
         mems = np.zeros((N, B, settings["mem_len"], D))
-    if piece == "second":
+    if piece == "second" and "out/first/mems" in arrays:
         mems = arrays["out/first/mems"].astype(float)
     M = mems.shape[2]
 
@@ -189,6 +201,60 @@ def xl_forward(arrays: dict, piece: str, error: str = "", *, window: int = 10**6
         hidden.append(x)
         attentions.append(p)
     return np.stack(hidden), np.stack(attentions)
+
+
+def bert_forward(arrays: dict, kind: str, rows: dict, sees):
+    """Hidden states [N+1, B, S, D] and attentions [N, B, H, S, S]; sees [B, S, S]."""
+    settings, tensors = settings_of(arrays, kind), goldens.tensors_of(arrays, kind)
+    H, eps = settings["num_attention_heads"], settings.get("layer_norm_eps", 1e-12)
+    S, table = rows["ids"].shape[1], "bert.embeddings.{}_embeddings.weight"
+    x = tensors[table.format("word")][rows["ids"]].astype(float)
+    x = x + tensors[table.format("position")][:S]
+    x = x + tensors[table.format("token_type")][rows["types"]]
+    x = norm(x, tensors, "bert.embeddings.LayerNorm", eps)
+    hidden, attentions = [x], []
+    for n in range(settings["num_hidden_layers"]):
+        layer = f"bert.encoder.layer.{n}"
+        q, k, v = (
+            heads_of(linear(x, tensors, f"{layer}.attention.self.{name}"), H)
+            for name in ("query", "key", "value")
+        )
+        scores = np.einsum("bihk,bjhk->bhij", q, k) / math.sqrt(q.shape[-1])
+        p = softmax(np.where(sees[:, None], scores, -1e30))
+        out = np.einsum("bhij,bjhk->bihk", p, v).reshape(x.shape)
+        out = linear(out, tensors, f"{layer}.attention.output.dense")
+        x = norm(x + out, tensors, f"{layer}.attention.output.LayerNorm", eps)
+        out = gelu(linear(x, tensors, f"{layer}.intermediate.dense"))
+        out = linear(out, tensors, f"{layer}.output.dense")
+        x = norm(x + out, tensors, f"{layer}.output.LayerNorm", eps)
+        hidden.append(x)
+        attentions.append(p)
+    lm = gelu(linear(x, tensors, "cls.predictions.transform.dense"))
+    lm = norm(lm, tensors, "cls.predictions.transform.LayerNorm", eps)
+    lm = lm @ tensors[table.format("word")].T + tensors["cls.predictions.bias"]
+    return np.stack(hidden), np.stack(attentions), lm
+
+
+def boundary_scores(state, pairs):
+    """[B, Q, T, V] from the last hidden state [B, S, D], word by word."""
+    start = "cls.pair_target_predictions."
+    tensors = {
+        name.removeprefix(start).replace("gamma", "weight").replace("beta", "bias"): t
+        for name, t in goldens.tensors_of(BOUNDARY, "pretraining").items()
+        if name.startswith(start)
+    }
+    table = goldens.tensors_of(BOUNDARY, "pretraining")
+    table = table["bert.embeddings.word_embeddings.weight"]
+    places = tensors["position_embeddings.weight"]
+    scores = np.zeros((*pairs.shape[:2], len(places), len(table)))
+    for b, n, t in np.ndindex(scores.shape[:3]):
+        left, right = pairs[b, n]
+        x = np.concatenate([state[b, left], state[b, right], places[t]])
+        for number in "12":
+            x = gelu(linear(x, tensors, f"mlp_layer_norm.linear{number}"))
+            x = norm(x, tensors, f"mlp_layer_norm.layer_norm{number}", 1e-12)
+        scores[b, n, t] = table @ x + tensors["bias"]
+    return scores
 
 
 def difference(a, b) -> float:
@@ -317,6 +383,138 @@ def test_same_length_is_a_window_of_mem_len():
     assert difference(hidden, arrays["out/second/hidden"]) > WRONG
 
 
+@pytest.mark.parametrize("name", XL_CLASSIFY)
+def test_transformer_xl_classifier_in_numpy(name):
+    arrays = XL_CLASSIFY[name]
+    ids, labels = (arrays[f"in/second/{field}"] for field in ("ids", "labels"))
+    out = goldens.below(arrays, "out/second")
+    hidden, attentions = xl_forward(arrays, "second", kind="classify")
+    assert difference(hidden, out["hidden"]) < CLOSE
+    assert difference(attentions, out["attentions"]) < CLOSE
+    every, last = np.arange(len(ids)), (ids > 0).sum(1) - 1
+    assert (last < ids.shape[1] - 1).any()
+    assert (last == ids.shape[1] - 1).any()
+    weight = goldens.tensors_of(arrays, "classify")["score.weight"]
+    found = hidden[-1][every, last] @ weight.T
+    assert difference(found, out["classify"]) < CLOSE
+    assert cross_entropy(found, labels) == pytest.approx(float(out["loss"]), abs=CLOSE)
+    for wrong in (hidden[-1][:, -1], hidden[-1][:, 0]):
+        assert difference(wrong @ weight.T, out["classify"]) > WRONG
+
+
+def unilm_sees(form: str, rows: dict):
+    """Who sees whom, [B, S, S], from UniLM's own matrices: 1 is seen."""
+    real = rows["real"]
+    S = real.shape[1]
+    later, ones = np.tril(np.ones((S, S), bool)), np.ones((S, S), bool)
+    blocks = []
+    for start in rows["starts"]:
+        block = {"left_to_right": later, "right_to_left": later.T}.get(form, ones)
+        if form == "seq2seq":
+            block = ones.copy()
+            block[:start, start:] = False
+            block[start:, start:] = later[start:, start:]
+        blocks.append(block)
+    return np.stack(blocks) & real[:, None] & real[:, :, None]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_unilm_in_numpy(form):
+    rows = goldens.below(UNILM, f"in/{form}")
+    out = goldens.below(UNILM, f"out/{form}")
+    real, sees = rows["real"], unilm_sees(form, rows)
+    np.testing.assert_array_equal(rows["sees"], sees)
+    assert real.all(1).any()
+    assert not real[:, 0].all()
+    assert not real[:, -1].all()
+    # The types are those of the release, and say which objective it is.
+    place = np.arange(real.shape[1])
+    source, target = {"bidirectional": (0, 1), "seq2seq": (4, 5)}.get(
+        form, (2, 2) if form == "left_to_right" else (3, 3)
+    )
+    types = np.where(place < rows["starts"][:, None], source, target)
+    np.testing.assert_array_equal(rows["types"], types)
+    # Something is asked for in the source and in the target.
+    asked = rows["lm_labels"] >= 0
+    assert not (asked & ~real).any()
+    assert (asked & (place < rows["starts"][:, None])).any()
+    assert (asked & (place >= rows["starts"][:, None])).any()
+
+    hidden, attentions, lm = bert_forward(UNILM, "lm", rows, sees)
+    assert difference(hidden[:, real], out["hidden"][:, real]) < CLOSE
+    seen = attentions.swapaxes(2, 3)[:, real], out["attentions"].swapaxes(2, 3)[:, real]
+    assert difference(*seen) < CLOSE
+    assert difference(lm[real], out["lm"][real]) < CLOSE
+    loss = cross_entropy(lm, rows["lm_labels"])
+    assert loss == pytest.approx(float(out["loss"]), abs=CLOSE)
+    # Seen the way of any other form, the states are others.
+    for other in set(FORMS) - {form}:
+        wrong = bert_forward(UNILM, "lm", rows, unilm_sees(other, rows))[0]
+        assert difference(wrong[:, real], out["hidden"][:, real]) > WRONG
+
+
+def test_unilm_by_hand():
+    """[CLS] a b [SEP] c [SEP], the smallest row there is: SPECS 1.18's matrix."""
+    rows = {"real": np.ones((1, 6), bool), "starts": np.array([4])}
+    by_hand = ["111100"] * 4 + ["111110", "111111"]
+    found = [
+        "".join(map(str, row)) for row in unilm_sees("seq2seq", rows)[0].astype(int)
+    ]
+    assert found == by_hand
+
+
+def test_boundary_in_numpy():
+    rows = goldens.below(BOUNDARY, "in/mixed")
+    out = goldens.below(BOUNDARY, "out/mixed")
+    real = rows["real"]
+    sees = np.broadcast_to(real[:, None], (*real.shape, real.shape[1]))
+    hidden, attentions, lm = bert_forward(BOUNDARY, "pretraining", rows, sees)
+    assert difference(hidden, out["hidden"]) < CLOSE
+    assert difference(attentions, out["attentions"]) < CLOSE
+    assert difference(lm, out["lm"]) < CLOSE
+    pairs, labels = rows["pairs"], rows["sbo_labels"]
+    sbo = boundary_scores(hidden[-1], pairs)
+    assert difference(sbo, out["sbo"]) < CLOSE
+    lm_loss, sbo_loss = (
+        cross_entropy(lm, rows["lm_labels"]),
+        cross_entropy(sbo, labels),
+    )
+    words = (labels >= 0).sum()
+    sbo_loss *= words / (words + 1)
+    assert lm_loss == pytest.approx(float(out["lm_loss"]), abs=CLOSE)
+    assert sbo_loss == pytest.approx(float(out["sbo_loss"]), abs=CLOSE)
+    assert float(out["loss"]) == pytest.approx(lm_loss + sbo_loss, abs=CLOSE)
+    inside, left, right = (
+        np.clip(pairs + np.array(by), 0, real.shape[1] - 1)
+        for by in ((1, -1), (1, 0), (0, -1))
+    )
+    for wrong in (inside, left, right, pairs[..., ::-1]):
+        found = boundary_scores(hidden[-1], wrong)
+        assert difference(found, out["sbo"]) > WRONG
+
+
+def test_boundary_rows():
+    """The words of a pair are those strictly between its borders, in their order."""
+    rows = goldens.below(BOUNDARY, "in/mixed")
+    T = rows["sbo_labels"].shape[2]
+    lengths, inside = [], np.zeros_like(rows["real"])
+    for b, n in np.ndindex(rows["pairs"].shape[:2]):
+        (left, right), words = rows["pairs"][b, n], rows["sbo_labels"][b, n]
+        if not right:
+            assert (words == -100).all()
+            continue
+        assert rows["real"][b, [left, right]].all()
+        between = rows["lm_labels"][b, left + 1 : right]
+        assert (between >= 0).all()
+        np.testing.assert_array_equal(words[: len(between)], between[:T])
+        assert (words[len(between) :] == -100).all()
+        inside[b, left + 1 : right] = True
+        lengths.append(len(between))
+    np.testing.assert_array_equal(inside, rows["lm_labels"] >= 0)
+    assert max(lengths) > T
+    assert min(lengths) == 1
+
+
 @every_configuration
 def test_attention_is_sharp(arrays):
     """Of every row in every layer, at real tokens that see five keys or more."""
@@ -325,11 +523,16 @@ def test_attention_is_sharp(arrays):
         if kind != "attentions" or place in ("zeros", "same_length"):
             continue
         S, K = attentions.shape[-2:]
-        if place in SIDES:
-            counted = arrays[f"in/{place}/real"]
+        rows = goldens.below(arrays, f"in/{place}")
+        if "sees" in rows:
+            counted = rows["sees"].sum(2) >= 5
+        elif "real" in rows:
+            counted = rows["real"]
             assert counted.sum(1).min() >= 5
         else:
             counted = (np.arange(S) + 1 + K - S >= 5)[None]
+            if "config/classify" in arrays:
+                counted = counted & (rows["ids"] > 0)
         peaks = (attentions.max((2, 4)) * counted).max(-1)  # [N, B]
         assert peaks.min() > 0.5
         assert attentions.max(-1).mean() < 0.9, "nothing is left of the softmax"
@@ -351,13 +554,15 @@ def test_every_parameter_has_a_gradient(arrays):
                 assert largest < 1e-12, name
             else:
                 assert largest > 5e-5, name
-                assert (gradient == 0).mean() < 0.1, name
+                # One token a row is classified: relu, and words that are not before it.
+                few = any(arrays is each for each in XL_CLASSIFY.values())
+                assert (gradient == 0).mean() < (0.5 if few else 0.1), name
 
 
 @every_configuration
 def test_parameters_are_moved(arrays):
     for name, tensor in goldens.below(arrays, "param").items():
-        start = 1.0 if "orm.weight" in name else 0.0
+        start = 1.0 if "orm.weight" in name or name.endswith("gamma") else 0.0
         assert (tensor != start).all(), name
         assert tensor.dtype == np.float32
 
@@ -371,10 +576,12 @@ def test_names_cover_the_state_dict(arrays):
         found = goldens.tensors_of(arrays, kind)
         tied = set(arrays[f"names/{kind}"].tolist()) - found.keys()
         settings = settings_of(arrays, kind)
-        if settings["model_type"] == "nezha":
+        if settings["model_type"] in ("nezha", "bert"):
             decoder = "cls.predictions.decoder"
             both = {f"{decoder}.weight", f"{decoder}.bias"}
-            assert tied == (both if kind == "pretraining" else set())
+            if arrays is BOUNDARY:
+                both |= {"cls.pair_target_predictions.decoder.weight"}
+            assert tied == (both if kind in ("pretraining", "lm") else set())
         else:
             shared = set()
             if not settings["untie_r"]:
@@ -383,7 +590,9 @@ def test_names_cover_the_state_dict(arrays):
                     for n in range(settings["n_layer"])
                     for name in ("r_w_bias", "r_r_bias")
                 }
-            same = {"crit.out_layers.0.weight", "transformer.pos_emb.inv_freq"}
+            same = {"transformer.pos_emb.inv_freq"}
+            if kind == "lm":
+                same |= {"crit.out_layers.0.weight"}
             assert tied == same | shared
         own = goldens.below(arrays, "param").keys()
         used |= {n if f"{kind}:{n}" not in own else f"{kind}:{n}" for n in found}
@@ -475,5 +684,7 @@ def test_published_sizes():
 
 
 def test_files_are_small():
-    for member in ("nezha", "transfo_xl"):
-        assert (goldens.FOLDER / f"{member}.npz").stat().st_size < 600_000
+    sizes = {path.stem: path.stat().st_size for path in goldens.FOLDER.glob("*.npz")}
+    assert len(sizes) == 5
+    for member, size in sizes.items():
+        assert size < (600_000 if member in ("nezha", "transfo_xl") else 150_000)

@@ -1,10 +1,11 @@
-"""NEZHA and Transformer-XL, which transformers 5 no longer has, against stored numbers.
+"""What transformers 5 has no class for, against stored numbers: NEZHA, Transformer-XL,
+UniLM, SpanBERT's boundary head.
 
 The goldens were written once by transformers 4.57 (tests/goldens/make.py).
 """
 
 import json
-from functools import partial
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -181,12 +182,12 @@ def xl_found(arrays: dict, arch: Arch, params: dict, *, forget: bool = False) ->
     return found
 
 
-def xl_tree(arrays: dict, under: str) -> tuple[Arch, dict, dict]:
-    config = json.loads(str(arrays["config/lm"]))
+def xl_tree(arrays: dict, under: str, kind: str = "lm") -> tuple[Arch, dict, dict]:
+    config = json.loads(str(arrays[f"config/{kind}"]))
     # With a memory of its own length the class does what it does with the one given.
-    arch, layout = read_arch(config | {"mem_len": 0}, source="lm")
-    tensors = tensors_of(arrays, "lm", under)
-    tree = engine.to_ours(tensors, arch, layout, source="lm")
+    arch, layout = read_arch(config | {"mem_len": 0}, source=kind)
+    tensors = tensors_of(arrays, kind, under)
+    tree = engine.to_ours(tensors, arch, layout, source=kind)
     return arch, tree, engine.flatten(tree)
 
 
@@ -217,3 +218,255 @@ def test_transformer_xl_sees(name: str, change: dict | None):
     arch, params, _ = xl_tree(arrays, "param")
     found = xl_found(arrays, arch.but(**change or {}), params, forget=change is None)
     assert any(value > 1 for value in found.values())
+
+
+# Its classifier, which reads the last token before the padding.
+
+
+def classify_found(arrays: dict, *, real: bool = True, **changes) -> dict[str, float]:
+    """Without `real`, padding is not told from words."""
+    arch, params, _ = xl_tree(arrays, "param", kind="classify")
+    arch = arch.but(**changes)
+    ids, labels = (arrays[f"in/second/{name}"] for name in ("ids", "labels"))
+    tokens = plain(ids, real=ids > 0 if real else None, order="causal")
+    model = Model(arch)
+
+    @partial(jax.jit, compiler_options=QUICK)
+    def compute(params):
+        memory = None
+        if "in/first/ids" in arrays:
+            first = plain(arrays["in/first/ids"], order="causal")
+            out = model.apply({"params": params}, first, capture=("hidden",))
+            length = arrays["out/first/mems"].shape[2]
+            memory = remember(first, out["hidden"], length=length)
+
+        def loss(params):
+            out = model.apply(
+                {"params": params},
+                tokens,
+                memory=memory,
+                heads=("classify",),
+                capture=("hidden", "attentions"),
+            )
+            return parity.cross_entropy(out["classify"][:, 0], labels), out
+
+        return jax.value_and_grad(loss, has_aux=True)(params), memory
+
+    ((value, out), gradients), memory = compute(params)
+    found = read_found(out, below(arrays, "out/second"), ids > 0)
+    found["loss"] = excess(value, arrays["out/second/loss"], **OUTPUT)
+    logits = out["classify"][:, 0]
+    found["classify"] = excess(logits, arrays["out/second/classify"], **OUTPUT)
+    if memory is not None:
+        found["memory"] = excess(memory.states, arrays["out/first/mems"], **OUTPUT)
+    return found | gradients_found(gradients, xl_tree(arrays, "grad", "classify")[2])
+
+
+@pytest.mark.parametrize("name", ["alone", "memory"])
+def test_transformer_xl_classifies(name: str):
+    arrays = load("transfo_xl_classify")[name]
+    assert (arrays["in/second/ids"] == 0).any()
+    found = classify_found(arrays)
+    assert ("memory" in found) == (name == "memory")
+    assert len(found) > 20
+    assert not {key: value for key, value in found.items() if not value <= 1}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [dict(real=False), dict(pool_from="first"), dict(max_distance=7)],
+    ids=["padding", "first", "distance"],
+)
+def test_transformer_xl_classifier_sees(change: dict):
+    found = classify_found(load("transfo_xl_classify")["alone"], **change)
+    assert found["classify"] > 1
+
+
+# UniLM: BERT with six types and the ranks of its four objectives.
+
+FORMS = {
+    "bidirectional": "all",
+    "left_to_right": "causal",
+    "right_to_left": "backward",
+    "seq2seq": "prefix",
+}
+
+
+def bert_tree(arrays: dict, kind: str, under: str) -> tuple[Arch, dict]:
+    arch, layout = arch_of(arrays, kind)
+    tensors = tensors_of(arrays, kind, under)
+    names = ("BertForMaskedLM",)
+    tree = engine.to_ours(tensors, arch, layout, source=kind, architectures=names)
+    return arch, tree
+
+
+def read_found(out: dict, want: dict, real: np.ndarray) -> dict[str, float]:
+    """Hidden states and attention of every layer, at real tokens."""
+    found = {}
+    for n, (a, b) in enumerate(zip(out["hidden"], want["hidden"], strict=True)):
+        found[f"hidden {n}"] = excess(a[real], b[real], **OUTPUT)
+    for n, (a, b) in enumerate(zip(out["attentions"], want["attentions"], strict=True)):
+        a, b = (probabilities.swapaxes(1, 2)[real] for probabilities in (a, b))
+        found[f"attentions {n}"] = excess(a, b, **OUTPUT)
+    return found
+
+
+def gradients_found(gradients: dict, want: dict) -> dict[str, float]:
+    mine, want = engine.flatten(gradients), engine.flatten(want)
+    assert mine.keys() == want.keys()
+    return {f"gradient {n}": excess(mine[n], want[n], **GRADIENT) for n in want}
+
+
+@cache
+def unilm_function(arch: Arch):
+    """Of rows of all forms, one below the other; compiled once."""
+    model = Model(arch)
+
+    @partial(jax.jit, compiler_options=QUICK)
+    def compute(params, tokens, labels):
+        def total(params):
+            out = model.apply(
+                {"params": params},
+                tokens,
+                heads=("lm",),
+                capture=("hidden", "attentions"),
+            )
+            parts = (jnp.split(x, len(FORMS)) for x in (out["lm"], labels))
+            losses = [parity.cross_entropy(*pair) for pair in zip(*parts, strict=True)]
+            return sum(losses), out | {"loss": losses}
+
+        return jax.value_and_grad(total, has_aux=True)(params)
+
+    return compute
+
+
+def unilm_found(
+    arrays: dict, *, orders: dict = FORMS, shift: int = 0, types: bool = True
+) -> dict[str, float]:
+    """`shift` moves the border of source and target; without `types`, 4 and 5 are
+    taken for 0 and 1."""
+    arch, params = bert_tree(arrays, "lm", "param")
+    V, sets = arch.vocab_size, {form: below(arrays, f"in/{form}") for form in FORMS}
+
+    def tokens(form: str):
+        rows, order = sets[form], orders[form]
+        prefix = rows["starts"] + shift if order == "prefix" else None
+        kinds = rows["types"] if types else rows["types"] % 2
+        return plain(
+            rows["ids"], types=kinds, real=rows["real"], order=order, prefix=prefix
+        )
+
+    whole = jax.tree.map(lambda *parts: jnp.concatenate(parts), *map(tokens, FORMS))
+    labels = np.concatenate([rows["lm_labels"] for rows in sets.values()])
+    (_, out), gradients = unilm_function(arch)(params, whole, labels)
+    found = {}
+    for n, (form, rows) in enumerate(sets.items()):
+        want, real = below(arrays, f"out/{form}"), rows["real"]
+        here = slice(n * len(real), (n + 1) * len(real))
+        captured = {name: out[name][:, here] for name in ("hidden", "attentions")}
+        mine = read_found(captured, want, real)
+        mine["lm"] = excess(out["lm"][here][real][:, :V], want["lm"][real], **OUTPUT)
+        mine["loss"] = excess(out["loss"][n], want["loss"], **OUTPUT)
+        found |= {f"{form} {name}": value for name, value in mine.items()}
+    return found | gradients_found(gradients, bert_tree(arrays, "lm", "grad")[1])
+
+
+def test_unilm():
+    arrays = load("unilm")["tiny"]
+    assert arch_of(arrays, "lm")[0].types == 6
+    found = unilm_found(arrays)
+    assert len(found) > 50
+    assert not {key: value for key, value in found.items() if not value <= 1}
+
+
+@pytest.mark.parametrize(
+    ("change", "seen"),
+    [
+        (dict(shift=1), {"seq2seq"}),
+        (dict(shift=-1), {"seq2seq"}),
+        (dict(orders=FORMS | {"seq2seq": "all"}), {"seq2seq"}),
+        (dict(orders=FORMS | {"right_to_left": "causal"}), {"right_to_left"}),
+        (dict(types=False), {"left_to_right", "right_to_left", "seq2seq"}),
+    ],
+    ids=["later", "earlier", "all", "turned", "types"],
+)
+def test_unilm_sees(change: dict, seen: set[str]):
+    found = unilm_found(load("unilm")["tiny"], **change)
+    assert {form for form in FORMS if found[f"{form} lm"] > 1} == seen
+    assert any(found[name] > 1 for name in found if name.startswith("gradient"))
+
+
+# SpanBERT's boundary head, as its release computes it.
+
+
+def boundary_found(
+    arrays: dict, *, move: tuple[int, int] = (0, 0), later: int = 0, **changes
+) -> dict[str, float]:
+    """`move` is added to the two borders, `later` to the number of a word."""
+    arch, params = bert_tree(arrays, "pretraining", "param")
+    arch = arch.but(**changes)
+    rows, want = below(arrays, "in/mixed"), below(arrays, "out/mixed")
+    labels = rows["sbo_labels"]
+    B, Q, T = labels.shape
+    S, V = rows["ids"].shape[1], arch.vocab_size
+    borders = np.clip(rows["pairs"] + np.array(move), 0, S - 1)[:, :, None]
+    borders = np.broadcast_to(borders, (B, Q, T, 2))
+    numbers = np.broadcast_to(np.arange(T) + later, (B, Q, T))[..., None]
+    spans = np.concatenate([borders, numbers], -1).reshape(B, Q * T, 3)
+    tokens = plain(rows["ids"], types=rows["types"], real=rows["real"])
+    model = Model(arch)
+
+    @partial(jax.jit, compiler_options=QUICK)
+    def compute(params):
+        def total(params):
+            out = model.apply(
+                {"params": params},
+                tokens,
+                spans=jnp.asarray(spans),
+                heads=("lm", "sbo"),
+                capture=("hidden", "attentions"),
+            )
+            out["sbo"] = out["sbo"].reshape(B, Q, T, -1)
+            out["lm_loss"] = parity.cross_entropy(out["lm"], rows["lm_labels"])
+            # The release divides the sum by one more than there are words.
+            words = (labels >= 0).sum()
+            mean = parity.cross_entropy(out["sbo"], labels)
+            out["sbo_loss"] = mean * words / (words + 1)
+            return out["lm_loss"] + out["sbo_loss"], out
+
+        return jax.value_and_grad(total, has_aux=True)(params)
+
+    (value, out), gradients = compute(params)
+    real = rows["real"]
+    found = read_found(out, want, real)
+    found["lm"] = excess(out["lm"][real][:, :V], want["lm"][real], **OUTPUT)
+    found["sbo"] = excess(out["sbo"][..., :V], want["sbo"], **OUTPUT)
+    found["loss"] = excess(value, want["loss"], **OUTPUT)
+    for name in ("lm_loss", "sbo_loss"):
+        found[name] = excess(out[name], want[name], **OUTPUT)
+    tree = bert_tree(arrays, "pretraining", "grad")[1]
+    return found | gradients_found(gradients, tree)
+
+
+def test_boundary():
+    arrays = load("boundary")["tiny"]
+    found = boundary_found(arrays)
+    assert sum(name.startswith("gradient sbo/") for name in found) == 10
+    assert not {key: value for key, value in found.items() if not value <= 1}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        dict(move=(1, -1)),
+        dict(move=(1, 0)),
+        dict(later=1),
+        dict(activation="gelu_tanh"),
+        dict(norm_eps=1e-5),
+    ],
+    ids=["inside", "left", "place", "gelu", "epsilon"],
+)
+def test_boundary_sees(change: dict):
+    found = boundary_found(load("boundary")["tiny"], **change)
+    assert found["sbo"] > 1
+    assert any(found[name] > 1 for name in found if name.startswith("gradient sbo/"))

@@ -13,6 +13,7 @@ from bert_jax.models.arch import Arch
 from bert_jax.models.heads import HEADS
 from bert_jax.models.model import count_params, param_shapes
 from bert_jax.presets import PRESETS, preset
+from tests.conftest import ROOT
 
 # name: encoder and pooler, BertForMaskedLM, BertForPreTraining
 TABLE = {
@@ -30,6 +31,7 @@ TABLE = {
     "bert-base-multilingual-uncased": (167_356_416, 167_463_831, 168_055_961),
 }
 GOLDEN = Path(__file__).parent / "trees"
+SMALL = ("models", "convert")  # parts of the package that have to stay so
 COLUMNS = (("pooler",), ("lm",), ("lm", "pooler", "nsp"))
 # The rest of the family: what is counted, and how many.
 POOLED, LM, PAIRS = ("pooler",), ("lm",), ("lm", "pooler", "sop")
@@ -150,6 +152,20 @@ def test_transformer_xl_base():
     arch = preset("transfo-xl-wt103-base").arch
     biases = 2 * H  # u and v, one of each for all layers
     assert count_params(arch, heads=()) == V * H + L * layer + biases
+
+
+def test_albert_ablations():
+    """The paper's: all shared with wide tables, and narrow tables with none shared."""
+    albert = preset("albert-base-v1").arch
+    wide, apart = albert.but(embed_width=0), albert.but(share="none")
+    assert count_params(wide, heads=POOLED) == 31_114_752
+    assert count_params(apart, heads=POOLED) == 89_650_176
+
+
+def test_the_family_stays_small():
+    """More lines than this, and an axis is cut wrongly."""
+    files = [path for part in SMALL for path in (ROOT / "bert_jax" / part).glob("*.py")]
+    assert sum(len(path.read_text().splitlines()) for path in files) < 3500
 
 
 def test_every_preset_is_counted_here():

@@ -37,6 +37,7 @@ MEMBERS = {
     "two-in-a-group": dict(share="all", group_layers=2),
     "shared-attention": dict(share="attention", groups=2),
     "shared-ffn": dict(share="ffn"),
+    "gpt": GPT2 | dict(norm_place="post"),
     "gpt2": GPT2,
     "nezha": NEZHA,
     "xlnet": XLNET,

@@ -5,6 +5,7 @@
 | wordpiece | WordPiece | longest match, `##` inside a word    | BERT, ELECTRA       |
 | chars     | WordPiece | single characters                    | Chinese BERT        |
 | bpe       | ByteBPE   | merged bytes, `Ġ` for the space      | RoBERTa, GPT-2      |
+| bpe       | WordBPE   | merged characters, `</w>` ends a word | GPT                 |
 | unigram   | Unigram   | most probable pieces, `▁` for a space | ALBERT, XLNet, T5   |
 
 `load_tokenizer` reads the files of a Hugging Face directory, `train_*` make a new
@@ -17,6 +18,7 @@ from bert_jax.data.tokenizers.chars import train_chars
 from bert_jax.data.tokenizers.load import load_tokenizer
 from bert_jax.data.tokenizers.unigram import Unigram
 from bert_jax.data.tokenizers.unigram_training import train_unigram
+from bert_jax.data.tokenizers.word_bpe import WordBPE
 from bert_jax.data.tokenizers.wordpiece import (
     PREFIX,
     SPECIALS,
@@ -30,6 +32,7 @@ __all__ = [
     "ByteBPE",
     "Tokenizer",
     "Unigram",
+    "WordBPE",
     "WordPiece",
     "load_tokenizer",
     "train_bpe",

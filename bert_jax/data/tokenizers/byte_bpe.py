@@ -72,7 +72,8 @@ class ByteBPE(RustTokenizer):
         """Errors name `where`."""
         check_style(style)
         self.style, self.merges = style, [tuple(pair) for pair in merges]
-        _check_vocab(vocab, self.merges, style=style, where=where)
+        needed = [*FIRST[style], *LAST[style], *BYTES]
+        check_pieces(vocab, self.merges, needed=needed, style=style, where=where)
         self._describe(vocab, specials=STYLES[style], also=())
         self.starts = np.array([piece.startswith(SPACE) for piece in self.vocab])
         self.starts[list(self.special_ids)] = True
@@ -104,8 +105,7 @@ class ByteBPE(RustTokenizer):
         path.mkdir(parents=True, exist_ok=True)
         write_tokenizer_json(path, self._parsing)
         write_json(path / "vocab.json", self._ids)
-        lines = "".join(f"{left} {right}\n" for left, right in self.merges)
-        (path / "merges.txt").write_text(f"#version: 0.2\n{lines}", encoding="utf-8")
+        write_merges(path / "merges.txt", self.merges)
         config = {"tokenizer_class": CLASSES[self.style], "add_prefix_space": False}
         write_json(path / "tokenizer_config.json", config | self.specials)
 
@@ -175,11 +175,20 @@ def check_style(style: str) -> None:
         raise InputError(unknown("style of a bpe tokenizer", style, STYLES))
 
 
-def _check_vocab(
-    vocab: Sequence[str], merges: list[tuple[str, str]], *, style: str, where: str
+def write_merges(path: Path, merges: Iterable[tuple[str, str]]) -> None:
+    lines = "".join(f"{left} {right}\n" for left, right in merges)
+    path.write_text(f"#version: 0.2\n{lines}", encoding="utf-8")
+
+
+def check_pieces(
+    vocab: Sequence[str],
+    merges: list[tuple[str, str]],
+    *,
+    needed: Sequence[str],
+    style: str,
+    where: str,
 ) -> None:
     known = set(vocab)
-    needed = [*FIRST[style], *LAST[style], *BYTES]
     problems = {
         "no pieces": [piece for piece in needed if piece not in known],
         "merges of pieces it does not have": [

@@ -7,8 +7,8 @@
     vocab.json, merges.txt    bpe
 
 The first that is there counts; tokenizer_config.json and config.json say how it is
-used. What a file asks for and these kinds do not do is an error, never ignored. No
-code of the directory is run.
+used. What a file asks for and these kinds do not do is an error, never ignored, and so
+are Transformer-XL's words (vocab.pkl, vocab.txt). No code of the directory is run.
 """
 
 import json
@@ -26,8 +26,9 @@ from bert_jax.data.tokenizers.base import Tokenizer
 from bert_jax.data.tokenizers.byte_bpe import ByteBPE
 from bert_jax.data.tokenizers.sentencepiece_file import read_model_file
 from bert_jax.data.tokenizers.unigram import Unigram
+from bert_jax.data.tokenizers.word_bpe import STYLE, SUFFIX, UNKNOWN, WordBPE
 from bert_jax.data.tokenizers.wordpiece import PREFIX, SPECIALS, WordPiece
-from bert_jax.errors import InputError
+from bert_jax.errors import InputError, unknown
 
 FILES = ("spiece.model", "sentencepiece.bpe.model", "tokenizer.json", "vocab.txt")
 FILES += ("vocab.json",)
@@ -52,6 +53,20 @@ SETTINGS = {
         "model.byte_fallback": (False,),
         "model.ignore_merges": (False,),
     },
+    "BPE with </w>": {
+        "normalizer.type": ("BertNormalizer",),
+        "normalizer.clean_text": (True,),
+        "normalizer.handle_chinese_chars": (True,),
+        "normalizer.strip_accents": (None, True),
+        "normalizer.lowercase": (True,),
+        "pre_tokenizer.type": ("BertPreTokenizer",),
+        "model.dropout": (None,),
+        "model.unk_token": (UNKNOWN,),
+        "model.fuse_unk": (False,),
+        "model.continuing_subword_prefix": (None, ""),
+        "model.byte_fallback": (False,),
+        "model.ignore_merges": (False,),
+    },
 }
 # What is read of a tokenizer_config.json.
 CONFIG = {
@@ -67,6 +82,7 @@ CONFIG = {
 STYLES = {
     "roberta": "roberta",
     "gpt2": "gpt2",
+    "openai-gpt": STYLE,
     "albert": "albert",
     "xlnet": "xlnet",
     "t5": "t5",
@@ -76,6 +92,7 @@ STYLES = {
     "CamembertTokenizer": "camembert",
     "RobertaTokenizer": "roberta",
     "GPT2Tokenizer": "gpt2",
+    "OpenAIGPTTokenizer": STYLE,
     "AlbertTokenizer": "albert",
     "XLNetTokenizer": "xlnet",
     "T5Tokenizer": "t5",
@@ -118,6 +135,8 @@ def load_tokenizer(
     vocab = _number(model["vocab"], where=source)
     if model["type"] == "BPE":
         config["added"] += added
+        if model["end_of_word_suffix"]:
+            config["style"] = STYLE
         return _load_bpe(source, vocab=vocab, merges=model["merges"], **asked)
     _refuse_added(added, known=SPECIALS, where=source)
     normalizer = described["normalizer"]
@@ -156,10 +175,11 @@ def _find_files(path: Path) -> tuple[Path, dict]:
         found = models
     if not found and (path / "tokenizer").is_dir():  # a corpus or a workdir has one
         return _find_files(path / "tokenizer")
-    if not found:
-        raise InputError(f"{path} has no tokenizer: looked for {', '.join(FILES)}")
     files = (path / "tokenizer_config.json", path / "config.json")
     config, model = (_read_json(p) if p.is_file() else {} for p in files)
+    _refuse_words(path, found, config.get("tokenizer_class"), model.get("model_type"))
+    if not found:
+        raise InputError(f"{path} has no tokenizer: looked for {', '.join(FILES)}")
     wrong = [
         f"{field} is {config[field]!r}"
         for field, kinds in CONFIG.items()
@@ -178,6 +198,19 @@ def _find_files(path: Path) -> tuple[Path, dict]:
         "added": pieces,
     }
     return found[0], config | about
+
+
+def _refuse_words(path: Path, found: list[Path], name: object, model: object) -> None:
+    """Transformer-XL's own vocabulary; the model may have been given another one."""
+    named = str(name).startswith("TransfoXL") or (not name and model == "transfo-xl")
+    own = [] if found else [p for p in [path / "vocab.pkl"] if p.is_file()]
+    if named and found and found[0].name == "vocab.txt":
+        own = [] if {*SPECIALS} <= {*_read_vocab(found[0])} else found
+    if own:
+        raise InputError(
+            f"{own[0]} is Transformer-XL's own vocabulary of words, which is not read "
+            f"(nor is a pickle ever run); prepare the text with another tokenizer"
+        )
 
 
 def _load_wordpiece(
@@ -200,22 +233,34 @@ def _load_wordpiece(
     return WordPiece(vocab, where=str(source), **chosen)
 
 
-def _load_bpe(source: Path, *, vocab, merges, config, switches, style) -> ByteBPE:
+def _load_bpe(
+    source: Path, *, vocab, merges, config, switches, style
+) -> ByteBPE | WordBPE:
+    choices = (*byte_bpe.STYLES, STYLE)
+    style = style or _style(config, choices=choices)
+    if style is None:
+        known = set(vocab)
+        style = next((s for s, ends in byte_bpe.LAST.items() if known >= {*ends}), None)
+        # XLM, whose text is cut otherwise, has <unk> and </w> too, but also <s>.
+        gpt = UNKNOWN in known and "<s>" not in known
+        if gpt and any(piece.endswith(SUFFIX) for piece in vocab):
+            style = STYLE
+    if style is None:
+        raise InputError(_no_style(source, choices))
+    if style not in choices:
+        raise InputError(unknown("style of a bpe tokenizer", style, choices))
     wrong = list(switches)
     if config.get("add_prefix_space"):
         wrong.append("add_prefix_space")
     if wrong:
-        raise InputError(
-            f"{source}: bpe leaves the text as it is; {' and '.join(wrong)} cannot be "
-            f"used"
-        )
-    style = style or _style(config, choices=byte_bpe.STYLES)
-    if style is None:
-        known = set(vocab)
-        style = next((s for s, ends in byte_bpe.LAST.items() if known >= {*ends}), None)
-    if style is None:
-        raise InputError(_no_style(source, byte_bpe.STYLES))
-    loaded = ByteBPE(vocab, merges, style=style, where=str(source))
+        does = "leaves the text as it is"
+        if style == STYLE:
+            does = f"with {SUFFIX} lower-cases the text and strips accents"
+        raise InputError(f"{source}: bpe {does}; {' and '.join(wrong)} cannot be used")
+    if style == STYLE:
+        loaded = WordBPE(vocab, merges, where=str(source))
+    else:
+        loaded = ByteBPE(vocab, merges, style=style, where=str(source))
     known = loaded.specials.values()
     _refuse_added(config["added"], known=known, where=source)
     return loaded
@@ -317,6 +362,8 @@ def _read_tokenizer_json(path: Path) -> dict:
             f"it again"
         ) from None
     name = described["model"]["type"]
+    if name == "BPE" and described["model"]["end_of_word_suffix"] == SUFFIX:
+        name = f"BPE with {SUFFIX}"
     if name == "Unigram":
         raise InputError(
             f"{path} is a unigram tokenizer, which is read from the spiece.model it "
@@ -333,7 +380,8 @@ def _read_tokenizer_json(path: Path) -> dict:
         if found not in values:
             wrong.append(f"{setting} is {found!r} (valid: {values[0]!r})")
     if wrong:
-        whose = {"WordPiece": "BERT's WordPiece", "BPE": "byte-level BPE"}[name]
+        whose = {"WordPiece": "BERT's WordPiece", "BPE": "byte-level BPE"}
+        whose = whose.get(name, "GPT's BPE")
         raise InputError(f"{path} is not {whose}: {'; '.join(wrong)}")
     return described
 
