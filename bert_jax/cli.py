@@ -416,6 +416,7 @@ def run_export(arguments) -> None:
         model.arch,
         model.tokenizer,
         layout=model.preset.layout,
+        labels=model.labels,
     )
     at = "" if model.step is None else f" step {model.step} of"
     print(f"wrote{at} {arguments.model} to {arguments.out} as {done.reference}", end="")
@@ -428,8 +429,8 @@ def run_export(arguments) -> None:
         )
     if done.extra:
         print(
-            f"in extra.safetensors, since {done.reference} has no place for them, and so "
-            "not verified by PyTorch: " + ", ".join(done.extra)
+            f"in extra.safetensors, since {done.reference} has no place for them, not "
+            "verified by PyTorch: " + ", ".join(done.extra)
         )
 
 

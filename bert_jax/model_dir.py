@@ -36,6 +36,7 @@ class LoadedModel:
     tokenizer_path: Path
     step: int | None = None  # of the checkpoint, for a workdir
     tokenizer_hash: str = ""  # of the data a workdir was trained on
+    labels: tuple[str, ...] = ()  # their names, where the directory has any
 
     @property
     def arch(self) -> Arch:
@@ -77,7 +78,8 @@ class LoadedModel:
         [B, S, V] of the language model, nsp_logits and so on for each other head that
         was saved ([B, labels] or [B, S, labels]), attentions [N, B, H, S, S] if asked
         for. Positions are 0..S-1, also where padding is on the left, except in members
-        that count them from the first piece that is not padding's (RoBERTa); what
+        that count them from the first piece that is not padding's (RoBERTa), and the
+        last token is pooled (XLNet, GPT) that is not padding; what
         stands at padding means nothing. Tasks are ERNIE's, global tokens Longformer's:
         without any, those that its class chooses.
         """
@@ -89,7 +91,7 @@ class LoadedModel:
             global_attention_mask=global_attention_mask,
         )
         capture = ("hidden", "attentions") if attentions else ("hidden",)
-        out = self.forward(capture)(self.params, tokens)
+        out = self.forward(capture, slots_for(tokens))(self.params, tokens)
         named = {"hidden": out["hidden"]}
         named |= {name: value for name, value in out.items() if "answer" in name}
         for head in self.heads:
@@ -115,6 +117,7 @@ class LoadedModel:
                 "input_ids: the rows differ in length; pad them and give attention_mask"
             ) from None
         self.check(ids, given)
+        ids, given = jax.tree.map(np.int32, (ids, given))
         arch, real = self.arch, given.get("attention_mask")
         positions = None
         if arch.position_offset:  # RoBERTa's: padding is the piece before the offset
@@ -152,17 +155,19 @@ class LoadedModel:
         found = place < end if "span" in self.heads else place > end + 1
         return found.astype(np.int32)
 
-    def forward(self, capture: tuple[str, ...]) -> Callable:
-        """The compiled model; jax keeps one compilation a shape."""
-        if capture not in self._compiled:
-            model = Model(self.arch)
+    def forward(self, capture: tuple[str, ...], slots: int = 0) -> Callable:
+        """The compiled model; jax keeps one compilation a shape. It has at least as
+        many `slots` for global tokens."""
+        kind = (capture, max(slots, self.arch.global_slots))
+        if kind not in self._compiled:
+            model = Model(self.arch.but(global_slots=kind[1]))
             heads = tuple(head for head in self.heads if head != "sbo")  # takes spans
-            self._compiled[capture] = jax.jit(
+            self._compiled[kind] = jax.jit(
                 lambda params, tokens: model.apply(
                     {"params": params}, tokens, heads=heads, capture=capture
                 )
             )
-        return self._compiled[capture]
+        return self._compiled[kind]
 
     @cached_property
     def _compiled(self) -> dict:
@@ -184,6 +189,9 @@ class LoadedModel:
         for name, array in {"input_ids": ids, **given}.items():
             if array is None:
                 continue
+            if array.dtype.kind not in "iubf" or (array != np.round(array)).any():
+                problems.append(f"{name} must be whole numbers, not {array.dtype}")
+                continue
             if array.shape != ids.shape:
                 problems.append(
                     f"{name} has shape {array.shape}, input_ids {ids.shape}"
@@ -199,14 +207,16 @@ class LoadedModel:
                 f"{ids.shape[1]} tokens in a row, the model has positions for "
                 f"{arch.max_length}"
             )
-        widely = given.get("global_attention_mask")
-        if widely is not None and (widely > 0).sum(-1).max() > arch.global_slots:
-            problems.append(
-                f"global_attention_mask has more than {arch.global_slots} tokens in a "
-                "row: load a model with a larger arch.global_slots"
-            )
         if problems:
             raise InputError("\n".join(problems))
+
+
+def slots_for(tokens: Tokens) -> int:
+    """Enough for the global tokens of any row; powers of two: few compilations."""
+    if tokens.reach is None:
+        return 0
+    most = int((np.asarray(tokens.reach) > 0).sum(-1).max(initial=1))
+    return 1 << (most - 1).bit_length()
 
 
 def load(
@@ -224,14 +234,23 @@ def load(
         arch, params, layout = hf.import_model(path, tower=tower)
         heads = heads_of(params, arch)
         member = preset_of(arch, path.name, layout.model_type, heads)
-        return LoadedModel(path, member, params, path)
+        return LoadedModel(path, member, params, path, labels=label_names(path, arch))
     what = "does not exist: give a workdir or a"
-    if path.is_dir():
-        what = "is neither a workdir nor a"
+    if path.exists():
+        what = f"is {'neither' if path.is_dir() else 'a file, not'} a workdir nor a"
     raise InputError(
         f"MODEL {path} {what} Hugging Face directory (looked for run.json of a "
         "workdir, config.json, and a TensorFlow checkpoint)"
     )
+
+
+def label_names(directory: Path, arch: Arch) -> tuple[str, ...]:
+    """What a config.json calls the labels; none if they are not just as many."""
+    if not (directory / "config.json").is_file():
+        return ()
+    named = read_json(directory / "config.json").get("id2label") or {}
+    numbers = [str(n) for n in range(arch.labels)]
+    return tuple(str(named[n]) for n in numbers) if {*named} == {*numbers} else ()
 
 
 def read_run(workdir: Path) -> dict:
@@ -274,10 +293,10 @@ def preset_of(arch: Arch, name: str, layout: str, heads: tuple[str, ...]) -> Pre
     Of several the one that is called like the directory, or has the heads.
     """
     kind = [member for member in PRESETS.values() if member.layout == layout]
-    fits = [m for m in kind if m.arch == arch.but(labels=m.arch.labels)]
-    fits.sort(
+    same = [m for m in kind if m.arch == arch.but(labels=m.arch.labels)]
+    same.sort(
         key=lambda m: (m.name != name, reference_heads(layout, m.reference) != heads)
     )
-    if fits:
-        return dataclasses.replace(fits[0], arch=arch)
+    if same:
+        return dataclasses.replace(same[0], arch=arch)
     return dataclasses.replace(kind[0], name=name, arch=arch)

@@ -361,7 +361,7 @@ def gpt() -> list[Preset]:
         "openai-gpt",
         objective="causal_lm",
         tokenizer="bpe uncased",
-        rows="full",
+        rows="stream",
         paper="Radford et al. 2018, Improving Language Understanding",
         reference="OpenAIGPTLMHeadModel",
         layout="openai-gpt",

@@ -13,12 +13,11 @@ from bert_jax.errors import InputError
 from bert_jax.model_dir import LoadedModel
 from bert_jax.models.arch import Arch
 from bert_jax.models.heads import BY_PIECE
-from bert_jax.models.positions import stretched
 
 # What makes another function of the same parameters, and does not show in a shape.
 FUNCTION = (
     *("heads", "activation", "norm_eps", "norm_place", "embed_norm", "embed_scale"),
-    *("position", "position_offset", "max_distance", "position_biases", "type_scheme"),
+    *("position", "max_distance", "position_biases", "type_scheme"),
     *("share", "groups", "group_layers"),
 )
 POOLED = ("pooler", "pool_from")  # the same of a model that pools
@@ -54,8 +53,13 @@ def warm_start(
             initialised.append(name)
             continue
         other = np.asarray(theirs[name])
+        offset, moved = arch.position_offset, source.arch.position_offset
+        same_width = leaf.shape[1:] == other.shape[1:]
+        if name == "embed/position" and moved != offset and same_width:
+            # The rows before an example's first are padding's, where it has any.
+            other = np.concatenate([leaf[:offset], other[moved:]])
         if name.endswith(BY_PIECE):
-            if leaf.shape[1:] != other.shape[1:]:
+            if not same_width:
                 problems.append(
                     f"{name}: width {other.shape[1:]}, here {leaf.shape[1:]}"
                 )
@@ -114,3 +118,18 @@ def known_pieces(tokenizer: Tokenizer) -> list[tuple]:
         if number is not None:
             pieces[number] = (role,)
     return pieces
+
+
+def stretched(table: np.ndarray, rows: int, *, offset: int = 0) -> np.ndarray:
+    """A position table with more rows, the trained ones repeated in order.
+
+    So Longformer starts from RoBERTa's 512 positions: eight copies of them, after the
+    first `offset` rows, make 4096 (Beltagy et al. 2020, section 5).
+    """
+    if rows < len(table):
+        raise InputError(
+            f"a table of {len(table)} positions cannot be stretched to {rows}"
+        )
+    head, trained = table[:offset], table[offset:]
+    index = np.arange(rows - offset) % len(trained)
+    return np.concatenate([head, trained[index]])

@@ -70,7 +70,9 @@ def test_the_table_of_the_readme():
     """Its figures are of --check; members and counts are these."""
     text = (ROOT / "README.md").read_text()
     _, _, table = text.partition("| member | parameters | hidden |")
-    rows = [line.strip("|").split("|") for line in table.split("\n\n")[0].split("\n")[2:]]
+    rows = [
+        line.strip("|").split("|") for line in table.split("\n\n")[0].split("\n")[2:]
+    ]
     for cells, (row, _) in zip(rows, parity.kinds_of([*PRESETS.values()]), strict=True):
         name = f"{row.member} (and {row.also} more)" if row.also else row.member
         assert (cells[0].strip(), cells[1].strip()) == (name, f"{row.parameters:,}")

@@ -138,6 +138,9 @@ def test_the_preset_is_known_by_its_shape(tmp_path):
         (([[-1, 2]],), "input_ids must be in 0..99"),
         (([[1, 2]], [[0, 3]]), "token_type_ids must be in 0..2"),
         (([[1, 2]], None, [[1]]), "attention_mask has shape (1, 1)"),
+        (([["a", "b"]],), "input_ids must be whole numbers, not <U1"),
+        (([[1.5, 2.5]],), "input_ids must be whole numbers, not float64"),
+        (([[1, 2]], None, [["a", "b"]]), "attention_mask must be whole numbers"),
         (
             (np.ones((1, 41), int),),
             "41 tokens in a row, the model has positions for 40",
@@ -155,6 +158,9 @@ def test_what_is_no_model_is_named(tmp_path):
         bert_jax.load(tmp_path / "nothing")
     with pytest.raises(InputError, match="neither a workdir nor a Hugging Face"):
         bert_jax.load(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(InputError, match="config.json is a file, not a workdir nor a"):
+        bert_jax.load(tmp_path / "config.json")
 
 
 def test_fill_gives_probabilities_of_the_softmax(folder, reference, tiny_tokenizer):

@@ -5,18 +5,20 @@ error that lists all of them.
 """
 
 import re
+import warnings
 
 import jax
 import numpy as np
 
 from bert_jax.convert.tables import LAYOUTS, Layout, Rename
-from bert_jax.errors import InputError
+from bert_jax.errors import InputError, InputWarning
 from bert_jax.models.arch import Arch
 from bert_jax.models.heads import BY_PIECE, HEADS, heads_of
 from bert_jax.models.model import param_shapes, path_name
 
 STACKED = "stack/layers/"
 MAIN = ("embed", "project", "stack", *HEADS)
+MOST = 500  # missing tensors that an error names
 OLD_NORM = (
     (r"(LayerNorm|layer_norm[12])\.gamma$", r"\1.weight"),
     (r"(LayerNorm|layer_norm[12])\.beta$", r"\1.bias"),
@@ -225,9 +227,18 @@ def to_ours(
     """Their tensors as our tree. `source` is named in the error; `extra` are those
     that no class of theirs knows."""
     theirs, problems = canonical(tensors, layout), []
-    theirs |= {name: leaf for name, leaf in (extra or {}).items() if "/" not in name}
+    named = {name: leaf for name, leaf in (extra or {}).items() if "/" not in name}
     extra = {name: leaf for name, leaf in (extra or {}).items() if "/" in name}
+    problems += [f"{name} is in both files" for name in named if name in theirs]
+    theirs |= named
     heads = heads_in(set(theirs), arch, layout, architectures)
+    own = {row.theirs for row in layout.table(arch, heads).values()}
+    spare = {row.theirs for row in layout.heads.get("pooler", ())} - own
+    if "pooler" in heads and spare & set(theirs):
+        # Old files: the body's, beside a classifier that brings a pooler of its own.
+        text = f"{source}: not read, since its class has another: {sorted(spare)}"
+        warnings.warn(text, InputWarning, stacklevel=3)
+        theirs = {name: theirs[name] for name in theirs if name not in spare}
     for repeat, original in layout.repeats(arch, heads).items():
         if repeat not in theirs:
             continue
@@ -268,11 +279,14 @@ def to_ours(
         else:
             flat[path] = fold_in(leaf, fold, arch)
     # What is no part of the main model (a second tower) comes back as it went.
+    inner = {path.rpartition("/")[0] for path in extra}
     for path in [*extra]:
-        if path.split("/")[0] not in MAIN:
+        short = rest_fold(path) and len(extra[path]) != arch.vocab_size
+        if path.split("/")[0] not in (*MAIN, "") and path not in inner and not short:
             flat[path] = fold_in(extra.pop(path), rest_fold(path), arch)
     if missing:
-        problems.append(f"missing tensors: {', '.join(missing)}")
+        rest = f", and {len(missing) - MOST} more" if len(missing) > MOST else ""
+        problems.append(f"missing tensors: {', '.join(missing[:MOST])}{rest}")
     if theirs or extra:
         problems.append(f"unexpected tensors: {', '.join(sorted([*theirs, *extra]))}")
     strange = [name for name in architectures if name not in layout.classes.values()]

@@ -1,6 +1,7 @@
 """Files of a Hugging Face directory: JSON and tensors. No pickle is ever run."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -8,11 +9,6 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from bert_jax.errors import InputError
-
-WEIGHTS = (
-    *("model.safetensors", "model.safetensors.index.json"),
-    *("pytorch_model.bin", "pytorch_model.bin.index.json"),
-)
 
 
 def read_json(path: Path) -> dict:
@@ -28,16 +24,10 @@ def read_json(path: Path) -> dict:
 
 def read_tensors(directory: Path) -> dict[str, np.ndarray]:
     """The weights of a directory, in f32, whatever they are stored in."""
-    single, index, torch_file, torch_index = (directory / name for name in WEIGHTS)
-    if single.exists():
-        return read_safetensors(single)
-    if index.exists():
-        return read_shards(index, read_safetensors)
-    if torch_file.exists():
-        return read_torch(torch_file)
-    if torch_index.exists():
-        return read_shards(torch_index, read_torch)
-    raise InputError(f"{directory} holds no weights ({', '.join(WEIGHTS)})")
+    for name, read in READERS.items():
+        if (directory / name).exists():
+            return read(directory / name)
+    raise InputError(f"{directory} holds no weights ({', '.join(READERS)})")
 
 
 def read_shards(index: Path, read) -> dict[str, np.ndarray]:
@@ -85,6 +75,14 @@ def read_torch(path: Path) -> dict[str, np.ndarray]:
         raise InputError(
             f"{path} is damaged or holds more than tensors; no code in it was run"
         ) from None
+
+
+READERS = {
+    "model.safetensors": read_safetensors,
+    "model.safetensors.index.json": partial(read_shards, read=read_safetensors),
+    "pytorch_model.bin": read_torch,
+    "pytorch_model.bin.index.json": partial(read_shards, read=read_torch),
+}
 
 
 def write_safetensors(path: Path, tensors: dict[str, np.ndarray]) -> None:

@@ -70,12 +70,12 @@ def read_arch(config: dict, *, source: str) -> tuple[Arch, Layout]:
 
 
 def config_of(
-    arch: Arch, layout: Layout, heads: tuple[str, ...], *, pad_id: int
+    arch: Arch, layout: Layout, heads: tuple[str, ...], *, pad_id: int, labels=()
 ) -> dict:
     """The config.json of a model; an error where the layout cannot say it."""
     return {
         "architectures": [layout.classes[heads]],
-        **layout.to_config(arch, heads),
+        **layout.to_config(arch, heads, labels),
         "pad_token_id": pad_id,
         "torch_dtype": "float32",
     }
@@ -124,7 +124,7 @@ def labels_of(extra: dict, arch: Arch) -> int:
 
 
 def export_model(
-    out: str | Path, params: dict, arch: Arch, tokenizer, *, layout: str = "bert"
+    out: str | Path, params: dict, arch: Arch, tokenizer, *, layout="bert", labels=()
 ) -> Exported:
     """Writes a Hugging Face directory, whole or not at all."""
     if not fits(tokenizer.size, arch):
@@ -143,7 +143,7 @@ def export_model(
         write_safetensors(scratch / "model.safetensors", theirs)
         if extra:
             write_safetensors(scratch / EXTRA, extra)
-        config = config_of(arch, names, heads, pad_id=tokenizer.pad_id)
+        config = config_of(arch, names, heads, pad_id=tokenizer.pad_id, labels=labels)
         text = json.dumps(config, indent=2) + "\n"
         (scratch / "config.json").write_text(text)
         tokenizer.save(scratch)

@@ -153,7 +153,7 @@ class Layout:
             given = ", ".join(f"{name}={odd[name]!r}" for name in self.odd)
             raise InputError(f"a value of another kind is expected: {given}") from None
 
-    def to_config(self, arch: Arch, heads: Iterable[str] = ()) -> dict:
+    def to_config(self, arch: Arch, heads: Iterable[str] = (), labels=()) -> dict:
         """The config.json of an Arch; with the labels where one of the heads has them
         (other heads have two outputs, but transformers would give them as many)."""
         must_be = {name: [value] for name, value in self.arch.items()}
@@ -174,7 +174,7 @@ class Layout:
             raise InputError("\n".join(problems))
         config |= {name: values[0] for name, values in self.fixed.items()}
         if {"classify", "tag"} & {*heads}:
-            labels = [f"LABEL_{n}" for n in range(arch.labels)]
+            labels = labels or [f"LABEL_{n}" for n in range(arch.labels)]
             config["id2label"] = {str(n): label for n, label in enumerate(labels)}
             config["label2id"] = {label: n for n, label in enumerate(labels)}
         return config | self.write(arch)
@@ -826,11 +826,9 @@ TRANSFO_XL = Layout(
         "lm": [Rename("lm/bias", "crit.out_layers.0.bias", "vocab")],
         "classify": BARE_CLASSIFY,
     },
-    classes={
-        heads: f"TransfoXL{ending}"
-        for heads, ending in GPT_CLASSES.items()
-        if "choice" not in heads
-    },
+    classes=named(
+        "TransfoXL", {k: v for k, v in GPT_CLASSES.items() if "choice" not in k}
+    ),
     tied={
         "crit.out_layers.0.weight": "transformer.word_emb.emb_layers.0.weight",
         **{f"{ATTENTION}.{bias}": f"transformer.{bias}" for bias in BIASES.values()},
@@ -880,12 +878,10 @@ TRANSFO_XL = Layout(
 
 
 def gpt_body(token: str, position: str) -> list[Rename]:
+    fused = "transformer.h.{n}.attn.c_attn"
     joined = [
-        Rename(tuple(f"{name}/{ours}" for name in QKV), f"transformer.h.{{n}}.{theirs}")
-        for ours, theirs in (
-            ("kernel", "attn.c_attn.weight"),
-            ("bias", "attn.c_attn.bias"),
-        )
+        Rename(tuple(f"{name}/{ours}" for name in QKV), f"{fused}.{theirs}")
+        for ours, theirs in (("kernel", "weight"), ("bias", "bias"))
     ]
     rest = listed("attn.c_proj ln_1 mlp.c_fc mlp.c_proj ln_2")
     return [

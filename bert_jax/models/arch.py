@@ -28,6 +28,7 @@ CHOICES = {
     "residual_init": ("same", "depth"),
     "remat": ("none", "dots", "full"),
 }
+MOST = 2**24  # of any size; more is no model but a slip
 SIZES = {  # the least that each may be
     **dict.fromkeys(("vocab_size", "width", "layers", "heads", "inner"), 1),
     **dict.fromkeys(("max_positions", "labels", "vocab_multiple"), 1),
@@ -103,9 +104,15 @@ class Arch:
         if problems:
             raise InputError("\n".join(problems))
         for name, least in SIZES.items():
-            if getattr(self, name) < least:
+            most = 10_000 if name == "layers" else MOST
+            if not least <= getattr(self, name) <= most:
                 problems.append(
-                    f"arch.{name}={getattr(self, name)} must be at least {least}"
+                    f"arch.{name}={getattr(self, name)} must be from {least} to {most}"
+                )
+        for name in ("norm_eps", "init_std"):
+            if not 0 < getattr(self, name) < 1e3:
+                problems.append(
+                    f"arch.{name}={getattr(self, name)}: a small number > 0"
                 )
         for name in ("dropout", "attention_dropout"):
             if not 0 <= getattr(self, name) < 1:
@@ -191,8 +198,8 @@ class Arch:
     def copies(self, part: str) -> list[int]:
         """Which stored copy of a layer's part each of the N layers uses.
 
-        ALBERT: application l of L belongs to group ⌊l G / L⌋ and runs the group's
-        layers one after the other.
+        ALBERT: application l of L belongs to group ⌊l / (L / G)⌋, in floating point as
+        in its release, and runs the group's layers one after the other.
         """
         if part == "position" and self.position_biases == "shared":
             return [0] * self.layers
@@ -202,7 +209,7 @@ class Arch:
         inner = self.group_layers
         runs = self.layers // inner
         return [
-            (n // inner) * self.groups // runs * inner + n % inner
+            int(n // inner / (runs / self.groups)) * inner + n % inner
             for n in range(self.layers)
         ]
 

@@ -8,7 +8,9 @@ The norm stands after each residual sum (post-norm: BERT, GPT) or before each su
     FFN(x) = W₂ gelu(W₁ x + b₁) + b₂
 
 (Devlin et al. 2019, arXiv:1810.04805; Radford et al. 2019). XLNet's second stream g
-goes through the same layer: it asks what the first one, x, answers.
+goes through the same layer: it asks what the first one, x, answers. Differs from the
+releases in where dropout is drawn: XLNet and Transformer-XL have it inside the FFN and
+on the last states, too, and DistilBERT has none behind attention.
 """
 
 from functools import partial

@@ -25,7 +25,9 @@ import jax
 import jax.numpy as jnp
 
 from bert_jax.models.arch import Arch
+from bert_jax.models.attention import HIDDEN
 from bert_jax.models.linear import ACTIVATE, dense, norm
+from bert_jax.models.tokens import take
 
 HEADS = ("lm", "pooler", "nsp", "sop", "rtd", "classify", "tag", "span", "choice")
 HEADS += ("answer", "sbo")
@@ -137,7 +139,7 @@ class AnswerHead(nn.Module):
         linear = partial(dense, arch=self.arch, dtype=self.dtype)
         D = self.arch.width
         start = linear(1, name="start")(x)[..., 0].astype(jnp.float32)
-        start = jnp.where(real, start, -jnp.inf)
+        start = jnp.where(real, start, HIDDEN)
         if starts is None:
             places = jax.lax.top_k(start, min(BEST_STARTS, start.shape[1]))[1]
             share = jax.nn.softmax(start).astype(self.dtype)
@@ -158,7 +160,7 @@ class AnswerHead(nn.Module):
             "answer_start": start,  # [B, S]
             "answer_starts": places,  # [B, C]
             "answer_end": jnp.where(
-                real[:, :, None], end[..., 0].astype(jnp.float32), -jnp.inf
+                real[:, :, None], end[..., 0].astype(jnp.float32), HIDDEN
             ),  # [B, S, C]
             "answer_class": answered[..., 0].astype(jnp.float32),  # [B]: above 0, none
         }
@@ -187,8 +189,3 @@ class BoundaryHead(nn.Module):
             y = norm(arch, self.dtype, f"norm_{n}")(y)
         bias = self.param("bias", nn.initializers.zeros, (arch.padded_vocab,))
         return tied_logits(y, table.astype(self.dtype), bias, arch)
-
-
-def take(x: jax.Array, where: jax.Array) -> jax.Array:
-    """The states x [B, S, D] at positions where [B, P]: [B, P, D]."""
-    return jnp.take_along_axis(x, where[:, :, None], axis=1)

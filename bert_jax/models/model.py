@@ -7,6 +7,7 @@ through a projection, a stack and heads of its own.
 """
 
 from functools import lru_cache
+from typing import NamedTuple
 
 import flax.linen as nn
 import jax
@@ -28,14 +29,23 @@ from bert_jax.models.heads import (
     Pooler,
     ReplacedTokenHead,
     outputs_of,
-    take,
 )
 from bert_jax.models.linear import dense
 from bert_jax.models.stack import Stack
-from bert_jax.models.tokens import Memory, Tokens, plain
+from bert_jax.models.tokens import Memory, Tokens, plain, take
 from bert_jax.models.view import view_of
+from bert_jax.models.window import slotted_reach
 
 CAPTURES = ("hidden", "attentions", "query")
+
+
+class Places(NamedTuple):
+    """Places in the rows that heads look at; Model says what each is."""
+
+    where: jax.Array | None
+    first: jax.Array | None
+    starts: jax.Array | None
+    spans: jax.Array | None
 
 
 class Tower(nn.Module):
@@ -60,22 +70,11 @@ class Tower(nn.Module):
             setattr(self, head, LinearHead(*parts, outputs_of(head, arch), bias))
 
     def __call__(
-        self,
-        embedded,
-        tokens,
-        embed,
-        *,
-        where,
-        first,
-        starts,
-        spans,
-        heads,
-        capture,
-        noise,
-        streams,
-        memory,
+        self, embedded, tokens, embed, places, *, heads, capture, noise, streams, memory
     ) -> dict[str, jax.Array]:
-        arch, S = self.arch, tokens.ids.shape[1]
+        arch, S, where = self.arch, tokens.ids.shape[1], places.where
+        if arch.attention == "window":
+            tokens = tokens.replace(reach=slotted_reach(tokens, arch.global_slots))
         x = self.project(embedded) if arch.embed_width else embedded
         start = x
         k = tokens
@@ -109,17 +108,18 @@ class Tower(nn.Module):
             predicted = g if g is not None else x if where is None else take(x, where)
             out["lm"] = self.lm(predicted, embed.token)
         if "sbo" in heads:
-            out["sbo"] = self.sbo(x, spans, embed.token)
+            out["sbo"] = self.sbo(x, places.spans, embed.token)
         if "rtd" in heads:
             out["rtd"] = self.rtd(x)
         if "answer" in heads:
             last = self.standing(tokens)
-            out |= self.answer(x, tokens.group > 0, last, starts)
+            out |= self.answer(x, tokens.group > 0, last, places.starts)
         for head in ON_TOKENS:
             if head in heads:
                 out[head] = getattr(self, head)(x)
         if "pooler" in heads or any(head in heads for head in ON_POOLED):
-            pooled = take(x, self.standing(tokens) if first is None else first)
+            first = self.standing(tokens) if places.first is None else places.first
+            pooled = take(x, first)
             if arch.pooler != "none":
                 pooled = out["pooler"] = self.pooler(pooled)
             for head in ON_POOLED:
@@ -196,10 +196,11 @@ class Model(nn.Module):
             for name in asked:
                 if name not in valid:
                     raise InputError(unknown("output", name, valid))
-        if streams > self.arch.streams or (streams == 2 and where is None):
+        both = streams == self.arch.streams == 2 and where is not None
+        if not both and (streams != 1 or "query" in capture):
             raise InputError(
-                f"streams={streams} needs arch.streams=2 (it is {self.arch.streams}) "
-                "and `where`"
+                f"streams={streams}: the query stream needs 2, arch.streams=2 (it is "
+                f"{self.arch.streams}) and `where`"
             )
         if memory is not None and self.arch.position != "xl":
             raise InputError(
@@ -210,20 +211,10 @@ class Model(nn.Module):
         embedded = self.embed(tokens, noise and noise.at(self.arch.layers))
         if tower != "main":
             noise = noise and noise.at(self.arch.layers + names.index(tower))
-        return getattr(self, tower)(
-            embedded,
-            tokens,
-            self.embed,
-            where=where,
-            first=first,
-            starts=starts,
-            spans=spans,
-            heads=heads,
-            capture=capture,
-            noise=noise,
-            streams=streams,
-            memory=memory,
-        )
+        places = Places(where, first, starts, spans)
+        asked = dict(heads=heads, capture=capture, streams=streams, memory=memory)
+        run = getattr(self, tower)
+        return run(embedded, tokens, self.embed, places, noise=noise, **asked)
 
     def walk(self, tokens: Tokens, heads: tuple[str, ...]) -> None:
         """Through all that has parameters. `generator/lm` is the head of a tower."""

@@ -1,7 +1,6 @@
 """Relative positions: what attention scores add for the distance of two tokens.
 
-    learned     nothing: a table row was added to the embedding (BERT); `stretched`
-                makes a longer table of a trained one
+    learned     nothing: a table row was added to the embedding (BERT)
     functional  scores q·(k + a_ij), values v + a_ij, a_ij a sinusoid of the distance
                 clipped to ±max_distance (NEZHA, Wei et al. 2019, arXiv:1909.00204)
     xl          (q + u)·k + (q + v)·W r_{i-j}, r a sinusoid, W, u and v learned
@@ -17,7 +16,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bert_jax.errors import InputError
 from bert_jax.models.arch import Arch
 
 
@@ -26,9 +24,10 @@ def frequencies(width: int) -> np.ndarray:
     return 10000.0 ** -(np.arange(0, width, 2) / width)
 
 
-def distance_vectors(arch: Arch, *, queries: int, keys: int) -> jax.Array:
-    """A sinusoid [sin | cos] for each distance from `keys` down to 1 - `queries`."""
-    distance = np.arange(keys, -queries, -1)
+def distance_vectors(arch: Arch, *, asking: int, answering: int) -> jax.Array:
+    """A sinusoid [sin | cos] for each distance from `answering` down to 1 - `asking`,
+    the numbers of tokens that ask and that answer."""
+    distance = np.arange(answering, -asking, -1)
     if arch.max_distance:
         distance = np.clip(distance, -arch.max_distance, arch.max_distance)
     angle = distance[:, None] * frequencies(arch.width)
@@ -49,19 +48,20 @@ def functional_table(arch: Arch, length: int) -> jax.Array:
     return jnp.asarray(rows, jnp.float32)[index]
 
 
-def shift(scores: jax.Array, keys: int, where: jax.Array | None) -> jax.Array:
-    """From scores by distance to scores by key.
+def shift(scores: jax.Array, answering: int, where: jax.Array | None) -> jax.Array:
+    """From scores by distance to scores by token, of A that answer.
 
-    scores [B, H, Q, keys + S]: column t is distance keys - t. Token i of the S tokens
-    stands at place keys - S + i, so that key j is in its column S - i + j. Without
-    `where` query i is token i, and the columns slide by one a row: a reshape does it.
-    `where` [B, Q] says which token each query is.
+    scores [B, H, Q, A + S]: column t is distance A - t. Token i of the S tokens stands
+    at place A - S + i, so that answer j is in its column S - i + j. Without `where`
+    query i is token i, and the columns slide by one a row: a reshape does it. `where`
+    [B, Q] says which token each query is.
     """
     B, H, Q, T = scores.shape
+    A = answering
     if where is None:
         slid = scores.reshape(B, H, T, Q)[:, :, 1:].reshape(B, H, Q, T - 1)
-        return slid[..., :keys]
-    column = (T - keys) - where[:, :, None] + jnp.arange(keys)  # [B, Q, keys]
+        return slid[..., :A]
+    column = (T - A) - where[:, :, None] + jnp.arange(A)  # [B, Q, A]
     return jnp.take_along_axis(scores, column[:, None], axis=-1)
 
 
@@ -114,18 +114,3 @@ def type_scores(
         "bqhk,thk->bhqt", q + bias, table, preferred_element_type=jnp.float32
     )
     return jnp.where(differs[:, None], both[..., 1:], both[..., :1])
-
-
-def stretched(table: np.ndarray, rows: int, *, offset: int = 0) -> np.ndarray:
-    """A position table with more rows, the trained ones repeated in order.
-
-    So Longformer starts from RoBERTa's 512 positions: eight copies of them, after the
-    first `offset` rows, make 4096 (Beltagy et al. 2020, section 5).
-    """
-    if rows < len(table):
-        raise InputError(
-            f"a table of {len(table)} positions cannot be stretched to {rows}"
-        )
-    head, trained = table[:offset], table[offset:]
-    index = np.arange(rows - offset) % len(trained)
-    return np.concatenate([head, trained[index]])

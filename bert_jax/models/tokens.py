@@ -22,13 +22,15 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
+from bert_jax.errors import InputError, unknown
+
 ORDERS = ("all", "causal", "backward", "prefix")
 BELOW_ALL = -(2**30)  # the rank of memory
 
 
 @flax.struct.dataclass
 class Tokens:
-    """A batch of rows. Every field is [B, S]."""
+    """A batch of rows. Every field but the last is [B, S]."""
 
     ids: jax.Array  # int32, pieces
     types: jax.Array  # int32, sentence A or B
@@ -42,8 +44,7 @@ class Tokens:
 
     def at(self, where: jax.Array) -> "Tokens":
         """The tokens at places where [B, P] of each row."""
-        tokens = self.replace(vectors=None)
-        return jax.tree.map(lambda x: jnp.take_along_axis(x, where, axis=1), tokens)
+        return jax.tree.map(lambda x: take(x, where), self.replace(vectors=None))
 
 
 @flax.struct.dataclass
@@ -52,6 +53,12 @@ class Memory:
 
     tokens: Tokens  # [B, M]
     states: jax.Array  # [N, B, M, D], the input of every layer; no gradient
+
+
+def take(x: jax.Array, where: jax.Array) -> jax.Array:
+    """x [B, S, ...] at places where [B, P] of each row: [B, P, ...]."""
+    index = where.reshape(*where.shape, *[1] * (x.ndim - 2))
+    return jnp.take_along_axis(x, index, axis=1)
 
 
 def plain(
@@ -78,6 +85,10 @@ def plain(
 
 def rank_of(order: str, positions: jax.Array, *, prefix=None) -> jax.Array:
     """The rank of tokens at positions [B, S] for an order that has a name."""
+    if order not in ORDERS:
+        raise InputError(unknown("order", order, ORDERS))
+    if order == "prefix" and prefix is None:
+        raise InputError("order='prefix' needs the length of the prefix of each row")
     if order == "prefix":
         return jnp.maximum(0, positions - jnp.asarray(prefix)[:, None] + 1)
     return {"all": 0, "causal": 1, "backward": -1}[order] * positions
@@ -98,7 +109,7 @@ def remember(
     """The memory for the next piece of text: the last `length` tokens read so far.
 
     `hidden` [N+1, B, S, D] is what the model captured. Memory has type 0, whatever the
-    types were, as in XLNet's release.
+    types were, as in XLNet's release, and keeps its group: it is seen by the same one.
     """
     states, group = hidden[:-1], tokens.group
     if before is not None:

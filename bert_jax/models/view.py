@@ -38,7 +38,7 @@ def view_of(
     if arch.position == "functional":
         distances = positions.functional_table(arch, S)
     if arch.position == "xl":
-        distances = positions.distance_vectors(arch, queries=length, keys=S)
+        distances = positions.distance_vectors(arch, asking=length, answering=S)
     if arch.type_scheme == "relative":
         differs = q.types[:, :, None] != k.types[:, None, :]
     seen = visible(q, k, strict=strict, window=window)

@@ -16,9 +16,17 @@ import jax.numpy as jnp
 from bert_jax.models.arch import Arch
 from bert_jax.models.attention import attend
 from bert_jax.models.dropout import Noise
-from bert_jax.models.tokens import Tokens, visible
+from bert_jax.models.tokens import Tokens, take, visible
 
 Triple = tuple[jax.Array, jax.Array, jax.Array]  # q, k, v [B, S, H, K]
+
+
+def slotted_reach(tokens: Tokens, slots: int) -> jax.Array | None:
+    """Which tokens are global: padding is not, nor is whom no slot is left for."""
+    if tokens.reach is None:
+        return None
+    reach = jnp.where(tokens.group > 0, tokens.reach, 0)
+    return jnp.where(jnp.cumsum(reach > 0, axis=1) <= slots, reach, 0)
 
 
 def attend_window(
@@ -48,14 +56,11 @@ def attend_window(
         beside = jnp.concatenate([x[:, :-2], x[:, 1:-1], x[:, 2:]], axis=2)
         return beside.reshape(B * n, 3 * c, *x.shape[3:])
 
-    reach = tokens.reach
-    if reach is not None:  # padding takes no slot; whom no slot is left for is ordinary
-        reach = jnp.where(tokens.group > 0, reach, 0)
-        reach = jnp.where(jnp.cumsum(reach > 0, axis=1) <= arch.global_slots, reach, 0)
+    reach = tokens.reach  # no more than there are slots: see slotted_reach
     tokens = tokens.replace(reach=None, vectors=None)
     q_tokens, k_tokens = jax.tree.map(blocks, tokens), jax.tree.map(neighbours, tokens)
     seen = visible(q_tokens, k_tokens, window=arch.window)  # [Bn, c, 3c]
-    keys, values = neighbours(k), neighbours(v)
+    k_near, v_near = neighbours(k), neighbours(v)
     if reach is not None:
         # A global token is seen through its slot, not a second time in the window.
         seen &= ~(neighbours(reach) > 0)[:, None, :]
@@ -70,12 +75,12 @@ def attend_window(
 
         slot_seen = visible(q_tokens, jax.tree.map(to_blocks, at_slots))
         seen = jnp.concatenate([seen, slot_seen], axis=2)
-        keys = jnp.concatenate([keys, to_blocks(take(k, slots))], axis=1)
-        values = jnp.concatenate([values, to_blocks(take(v, slots))], axis=1)
+        k_near = jnp.concatenate([k_near, to_blocks(take(k, slots))], axis=1)
+        v_near = jnp.concatenate([v_near, to_blocks(take(v, slots))], axis=1)
     drawn = noise and noise.replace(
         rows=(noise.rows[:, None] * n + jnp.arange(n, dtype=jnp.uint32)).reshape(-1)
     )
-    mixed, _ = attend(blocks(q), keys, values, visible=seen, rate=rate, noise=drawn)
+    mixed, _ = attend(blocks(q), k_near, v_near, visible=seen, rate=rate, noise=drawn)
     mixed = mixed.reshape(B, n * c, H, K)[:, :S]
     if reach is None:
         return mixed
@@ -89,8 +94,3 @@ def attend_window(
     places = (slots[:, None, :] == jnp.arange(S)[None, :, None]) & filled[:, None, :]
     spread = jnp.einsum("bsg,bghk->bshk", places.astype(widely.dtype), widely)
     return jnp.where((reach > 0)[:, :, None, None], spread, mixed)
-
-
-def take(x: jax.Array, slots: jax.Array) -> jax.Array:
-    """x [B, S, H, K] at places slots [B, G]: [B, G, H, K]."""
-    return jnp.take_along_axis(x, slots[:, :, None, None], axis=1)

@@ -16,10 +16,11 @@ from bert_jax.convert.engine import (
     unflatten,
 )
 from bert_jax.convert.tables import LAYOUTS
-from bert_jax.errors import InputError
+from bert_jax.errors import InputError, InputWarning
 from bert_jax.models.arch import Arch
 from bert_jax.models.model import param_shapes
 from tests.convert.test_tables import LIVE_CASES, SMALL, tiny
+from tests.models.made import drawn_params
 from tests.reference import HEADS, tensors_of, their_config
 
 ARCH = Arch(211, width=36, layers=2, heads=3, inner=50, max_positions=40, types=3)
@@ -236,6 +237,19 @@ def test_older_checkpoints_have_the_pooler_beside_any_head():
         assert set(found) == {*heads, "pooler"}
 
 
+def test_older_classifiers_have_a_pooler_that_nothing_reads():
+    """RoBERTa's classes bring one of their own; the body's is in files all the same."""
+    layout, heads = LAYOUTS["roberta"], ("pooler", "classify")
+    arch = ARCH.but(position_offset=2, types=1)
+    params = drawn_params(arch, heads=heads)
+    tensors, _ = to_theirs(params, arch, layout, heads=heads)
+    spare = {"roberta.pooler.dense.weight": np.zeros((36, 36), np.float32)}
+    spare |= {"roberta.pooler.dense.bias": np.zeros(36, np.float32)}
+    with pytest.warns(InputWarning, match="not read.*another: .*roberta.pooler.dense"):
+        found = to_ours(tensors | spare, arch, layout, source="there")
+    check_same(found, params)
+
+
 @pytest.mark.parametrize(
     ("heads", "reference"),
     [
@@ -337,6 +351,10 @@ def test_a_head_that_its_class_does_not_take(whole):
         ),
         ({"sop/dense/bias": None}, "missing tensors: sop/dense/bias"),
         ({"lm/decoder": np.zeros(2, np.float32)}, "unexpected tensors: lm/decoder"),
+        ({"a/b": np.zeros(2), "a/b/c": np.zeros(2)}, "unexpected tensors: a/b$"),
+        ({"tower/embed/token": np.zeros((9, 2))}, "unexpected .* tower/embed/token"),
+        ({"/": np.zeros(2, np.float32)}, "unexpected tensors: /"),
+        ({"cls.seq_relationship.bias": np.zeros(2)}, "relationship.bias is in both"),
         (
             {"nsp/dense/bias": np.zeros(2, np.float32)},
             "unexpected tensors: nsp/dense/bias",

@@ -4,6 +4,7 @@ load, the same outputs; export, nothing missing and nothing unexpected; load aga
 same bits. NEZHA and Transformer-XL come from the stored numbers of release 4.57.
 """
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -43,7 +44,7 @@ OTHER_CLASSES = {  # where the one with the LM head does not show all
 def step_by_step(monkeypatch):
     """No member is compiled as a whole: the steps that they share compile sooner."""
 
-    def forward(model: LoadedModel, capture: tuple[str, ...]):
+    def forward(model: LoadedModel, capture: tuple[str, ...], slots: int):
         def apply(params, tokens):
             options = {"heads": model.heads, "capture": capture}
             with jax.default_matmul_precision("highest"):  # as in `verify`
@@ -318,7 +319,8 @@ def test_what_no_class_knows_comes_back(name, tmp_path: Path, capsys, monkeypatc
     monkeypatch.setattr(hf, "check_export", lambda *args: (None, "not asked"))
     main(["export", str(first), str(second)])
     printed = capsys.readouterr().out
-    assert f"in extra.safetensors, since {reference} has no place for them: " in printed
+    assert f"in extra.safetensors, since {reference} has no place for them, " in printed
+    assert "not verified by PyTorch: " in printed
     assert all(path in printed for path in done.extra)
     check_same(bert_jax.load(second).params, params)
 
@@ -366,6 +368,37 @@ def test_global_tokens_that_a_longformer_chooses(heads, tmp_path: Path):
         ids[0, 5] = 7
         with pytest.raises(InputError, match="the question cannot be found: rows are"):
             model(ids)
+
+
+def test_more_global_tokens_than_slots(tmp_path: Path, monkeypatch):
+    reference = make_model("longformer", ("lm",))
+    reference.save_pretrained(tmp_path)
+    model = bert_jax.load(tmp_path)
+    few = dataclasses.replace(model.preset, arch=model.arch.but(global_slots=2))
+    model = dataclasses.replace(model, preset=few)
+    ids = np.random.default_rng(0).integers(6, V, (2, 16))
+    widely = np.zeros_like(ids)
+    widely[0, :7] = widely[1, 3] = 1
+    ours = model(ids, global_attention_mask=widely)["hidden"]
+    with torch.no_grad():
+        theirs = reference.base_model(
+            torch.tensor(ids), global_attention_mask=torch.tensor(widely)
+        ).last_hidden_state
+    assert excess(ours[-1], theirs.numpy(), **OUTPUT) <= 1
+
+
+def test_labels_keep_their_names(tmp_path: Path):
+    names = ("sad", "so <so>", "好")
+    config = SMALL["bert"][1] | {"id2label": dict(enumerate(names))}
+    reference = transformers.BertForSequenceClassification(
+        config_class("bert")(**config)
+    )
+    reference.save_pretrained(tmp_path / "theirs")
+    make_tokenizer(V).save(tmp_path / "theirs")
+    assert bert_jax.load(tmp_path / "theirs").labels == names
+    main(["export", str(tmp_path / "theirs"), str(tmp_path / "ours")])
+    config = transformers.AutoConfig.from_pretrained(tmp_path / "ours")
+    assert config.id2label == dict(enumerate(names))
 
 
 @pytest.mark.parametrize("spoil", ["cut", "shape", "name"])

@@ -52,6 +52,19 @@ def test_every_size_has_a_least():
     assert sizes == set(SIZES)
 
 
+@pytest.mark.parametrize("name", SIZES)
+def test_sizes_that_are_a_slip(name: str):
+    with pytest.raises(InputError, match=rf"arch.{name}=1000+ must be from"):
+        Arch(**{name: 10**12})
+
+
+@pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf")])
+@pytest.mark.parametrize("name", ["norm_eps", "init_std"])
+def test_small_numbers(name: str, value: float):
+    with pytest.raises(InputError, match=rf"arch.{name}={value}: a small number > 0"):
+        Arch(**{name: value})
+
+
 @pytest.mark.parametrize("rate", [-0.1, 1.0, float("nan")])
 @pytest.mark.parametrize("name", ["dropout", "attention_dropout"])
 def test_rates(name: str, rate: float):
@@ -184,25 +197,29 @@ def test_copies_of_nothing_shared():
         (4, 1, 1, [0, 0, 0, 0]),
         (4, 2, 1, [0, 0, 1, 1]),
         (6, 3, 1, [0, 0, 1, 1, 2, 2]),
-        (6, 4, 1, [0, 0, 1, 2, 2, 3]),  # ⌊l 4 / 6⌋
+        (6, 4, 1, [0, 0, 1, 2, 2, 3]),
         (4, 4, 1, [0, 1, 2, 3]),
         (6, 1, 2, [0, 1, 0, 1, 0, 1]),
         (8, 2, 2, [0, 1, 0, 1, 2, 3, 2, 3]),
     ],
 )
 def test_copies(layers: int, groups: int, inner: int, expected: list[int]):
-    """Application l of L is of group ⌊l G / L⌋ and runs `inner` layers."""
+    """Application l of L is of group ⌊l / (L / G)⌋ and runs `inner` layers."""
     sizes = dict(layers=layers, groups=groups, group_layers=inner)
     own = list(range(layers))
     assert copies(**sizes, share="all") == dict(attention=expected, ffn=expected)
     assert copies(**sizes, share="attention") == dict(attention=expected, ffn=own)
     assert copies(**sizes, share="ffn") == dict(attention=own, ffn=expected)
-    runs = [n // inner for n in range(layers)]
-    by_hand = [
-        int(np.floor(run / (layers // inner) * groups)) * inner + n % inner
-        for n, run in enumerate(runs)
-    ]
-    assert by_hand == expected
+
+
+def test_uneven_groups_are_rounded_as_in_transformers():
+    """AlbertTransformer's own words, in floating point: 9 / (18 / 14) is below 7."""
+    for layers in range(1, 40):
+        for groups in range(1, layers + 1):
+            theirs = [int(n / (layers / groups)) for n in range(layers)]
+            arch = Arch(share="all", layers=layers, groups=groups)
+            assert arch.copies("ffn") == theirs
+    assert Arch(share="all", layers=18, groups=14).copies("ffn")[9] == 6 < 9 * 14 / 18
 
 
 @pytest.mark.parametrize("share", ["all", "attention", "ffn"])

@@ -45,7 +45,11 @@ CASES = {
     "electra-base": ("electra-base-discriminator", dict(layers=3, **SCAN), "left"),
     "generator": ("electra-base-generator", dict(width=36, inner=33), "right"),
     "distilbert": ("distilbert-base-uncased", {}, "right"),
-    "distilbert-left": ("distilbert-base-cased", dict(activation="relu", **SCAN), "left"),
+    "distilbert-left": (
+        "distilbert-base-cased",
+        dict(activation="relu", **SCAN),
+        "left",
+    ),
     "ernie": ("ernie-1.0-base-zh", SCAN, "left"),
     "ernie-tasks": ("ernie-2.0-base-en", {}, "right"),
     "xlnet": ("xlnet-base-cased", {}, "left"),
@@ -59,7 +63,11 @@ CASES = {
     "gpt2": ("gpt2", {}, "right"),
     "gpt2-left": ("gpt2", dict(inner=100, activation="gelu", layers=3, **SCAN), "left"),
     "longformer": ("longformer-base-4096", {}, "right"),
-    "longformer-left": ("longformer-base-4096", dict(window=6, layers=3, **SCAN), "left"),
+    "longformer-left": (
+        "longformer-base-4096",
+        dict(window=6, layers=3, **SCAN),
+        "left",
+    ),
 }
 # Layouts that no case is written for: their first preset, as it is.
 CASES |= {

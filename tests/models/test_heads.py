@@ -11,11 +11,12 @@ from bert_jax import parity
 from bert_jax.convert import engine
 from bert_jax.convert.tables import LAYOUTS
 from bert_jax.errors import InputError
-from bert_jax.models.heads import BEST_STARTS, SPAN_WIDTH, SPAN_WORDS
+from bert_jax.models.heads import BEST_STARTS, HEADS, SPAN_WIDTH, SPAN_WORDS
 from bert_jax.models.model import Model
 from bert_jax.models.tokens import plain
 from bert_jax.parity import GRADIENT, OUTPUT, excess
 from bert_jax.presets import preset
+from tests.models.made import TINY, XLNET, drawn_params, quick_jit, random_tokens
 
 transformers.utils.logging.set_verbosity_error()
 
@@ -56,6 +57,29 @@ def test_answers_equal_xlnet_without_labels():
     )
     assert excess(again, before, **OUTPUT) <= 1
     assert excess(given["answer_class"], ours["answer_class"], **OUTPUT) > 1
+
+
+def test_a_row_of_padding_gives_numbers():
+    """Every head, and every gradient."""
+    arch = TINY.but(**XLNET)
+    heads = tuple(head for head in HEADS if head != "sbo")
+    params = drawn_params(arch, heads=heads)
+    tokens = random_tokens(arch, 2, 6, group=[[1] * 6, [0] * 6])
+
+    @quick_jit
+    def compute(params):
+        def total(params):
+            out = Model(arch).apply({"params": params}, tokens, heads=heads)
+            out["lm"] = out["lm"][..., : arch.vocab_size]
+            found = {name: leaf for name, leaf in out.items() if leaf.dtype != int}
+            return sum(jnp.tanh(leaf).sum() for leaf in found.values()), found
+
+        return jax.value_and_grad(total, has_aux=True)(params)
+
+    (_, out), gradients = compute(params)
+    assert {"answer_start", "answer_end", "answer_class", "classify", "rtd"} <= {*out}
+    for leaf in jax.tree.leaves((out, gradients)):
+        assert np.isfinite(leaf).all()
 
 
 # SpanBERT's boundary head. No library has it: PyTorch's parts, put together here.

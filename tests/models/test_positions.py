@@ -7,14 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bert_jax.errors import InputError
 from bert_jax.models.attention import attend
 from bert_jax.models.model import Model
 from bert_jax.models.positions import (
     distance_vectors,
     functional_table,
     shift,
-    stretched,
     type_scores,
     xl_scores,
 )
@@ -88,7 +86,7 @@ def sinusoid(distance: int, width: int) -> list[float]:
 def test_distance_vectors(limit: int):
     """From the farthest key before to the farthest behind: none is missing."""
     arch = TINY.but(**TRANSFORMER_XL, max_distance=limit)
-    found = distance_vectors(arch, queries=4, keys=7)
+    found = distance_vectors(arch, asking=4, answering=7)
     distances = [7, 6, 5, 4, 3, 2, 1, 0, -1, -2, -3]
     if limit:
         distances = [3, 3, 3, 3, 3, 2, 1, 0, -1, -2, -3]
@@ -260,32 +258,3 @@ def test_clipped_distances_cannot_be_told_apart(limit: int):
     far = found[:, : 10 - limit]
     np.testing.assert_allclose(far, far[:, :1].repeat(10 - limit, 1), rtol=1e-5)
     assert np.abs(np.diff(found[:, 9 - limit :], axis=1)).min() > 1e-5
-
-
-# A longer table of learned positions.
-
-
-def test_longformer_stretches_robertas_table():
-    """512 rows eight times, after the first two."""
-    short = probe((514, 3))
-    long = stretched(short, 4098, offset=2)
-    assert long.shape == (4098, 3)
-    np.testing.assert_array_equal(long[:2], short[:2])
-    for copy in range(8):
-        start = 2 + 512 * copy
-        np.testing.assert_array_equal(long[start : start + 512], short[2:])
-
-
-@pytest.mark.parametrize(("rows", "offset"), [(11, 0), (17, 0), (12, 1), (5, 0)])
-def test_stretched(rows: int, offset: int):
-    short = probe((5, 2))
-    long = stretched(short, rows, offset=offset)
-    assert long.shape == (rows, 2)
-    for n in range(rows):
-        source = n if n < offset else offset + (n - offset) % (5 - offset)
-        np.testing.assert_array_equal(long[n], short[source])
-
-
-def test_a_table_is_not_cut():
-    with pytest.raises(InputError, match="514 positions cannot be stretched to 512"):
-        stretched(probe((514, 3)), 512, offset=2)

@@ -75,6 +75,13 @@ def test_prefix(length: int):
     )
 
 
+def test_orders_that_are_not_known():
+    with pytest.raises(InputError, match="unknown order 'casual'.*Did you mean causal"):
+        plain(np.ones((1, S)), order="casual")
+    with pytest.raises(InputError, match="order='prefix' needs the length"):
+        plain(np.ones((1, S)), order="prefix")
+
+
 def test_every_row_has_its_own_prefix():
     tokens = plain(np.ones((3, S)), order="prefix", prefix=np.array([2, 7, 10]))
     for n, length in enumerate((2, 7, 10)):
