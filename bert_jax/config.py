@@ -5,6 +5,7 @@ convention of JAX research code. Every field can be overridden by
 `--config.field=value`; an unknown field is an error that names the nearest ones.
 """
 
+import ast
 import dataclasses
 import importlib.util
 from pathlib import Path
@@ -174,7 +175,7 @@ def override(config: ConfigDict, changes: dict[str, str]) -> None:
         kind = type(fields[name])
         try:
             value = parse(text, kind)
-        except (ValueError, OverflowError):
+        except (ValueError, OverflowError, SyntaxError):
             problems.append(f"config.{name}={text!r} is not of type {kind.__name__}")
             continue
         *parents, last = name.split(".")
@@ -192,6 +193,11 @@ def parse(text: str, kind: type):
         if number != int(number):
             raise ValueError(text)
         return int(text) if text.lstrip("+-").isdigit() else int(number)
+    if kind is tuple:
+        value = ast.literal_eval(text)
+        if not isinstance(value, tuple):
+            raise ValueError(text)
+        return value
     return kind(text)
 
 
@@ -226,7 +232,8 @@ def resolve(config: ConfigDict) -> Run:
 
 def differences(old: dict, new: dict) -> list[str]:
     """Fields in which a workdir's config and this one would compute otherwise."""
-    old = {**old, "arch": dataclasses.asdict(Arch(**old["arch"]))}  # of fewer fields
+    parts = {"arch": Arch, "optim": Optim}  # an older one has fewer fields
+    old = {**old, **{n: dataclasses.asdict(parts[n](**old[n])) for n in parts}}
     old, new = ({k: v for k, v in c.items() if k not in FREE} for c in (old, new))
     before, after = dict(flatten(old)), dict(flatten(new))
     return [

@@ -16,7 +16,7 @@ from bert_jax.config import Run
 from bert_jax.errors import InputError
 from bert_jax.models.arch import Arch
 from bert_jax.objectives.base import Objective
-from bert_jax.optim import bert_schedule
+from bert_jax.optim import schedule_of
 from bert_jax.whole import write_text
 
 IN_FLIGHT = 2  # steps dispatched ahead, so that the device never waits for the host
@@ -142,7 +142,7 @@ class UnderWay:
         self.sums, self.count = None, 0
         # The clock starts when the first step is done: compiling is not counted.
         self.clock, self.timed, self.seconds = None, 0, 0.0
-        self.schedule = bert_schedule(run.optim, run.steps)
+        self.schedule = schedule_of(run.optim, run.steps)
         self.peak = peak_flops()
         predictions = objective.slots(run.length)
         row = train_flops(run.arch, length=run.length, predictions=predictions)

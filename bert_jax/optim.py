@@ -1,13 +1,18 @@
-"""Schedules and optimizers.
+"""Optimizers, and lists of rules that say what they do to which parameter.
 
-    clip:  g ← g · min(1, c / ‖g‖)              over all parameters
-    adam:  m ← β₁m + (1-β₁)g;  v ← β₂v + (1-β₂)g²
-    bert:  w ← w - η (m / (√v + ε) + λ w)       no bias correction
-    adamw: w ← w - η (m̂ / (√v̂ + ε) + λ w)       m̂ = m/(1-β₁ᵗ), v̂ = v/(1-β₂ᵗ)
+    clip:      g ← g · min(1, c / ‖g‖)              over all parameters
+    adam:      m ← β₁m + (1-β₁)g;  v ← β₂v + (1-β₂)g²
+    bert:      w ← w - η (m / (√v + ε) + λ w)       no bias correction
+    adamw:     w ← w - η (m̂ / (√v̂ + ε) + λ w)       m̂ = m/(1-β₁ᵗ), v̂ = v/(1-β₂ᵗ)
+    lamb:      adamw, times a trust ratio            lamb.py
+    adafactor: v by rows and columns, no m           Shazeer and Stern 2018,
+                                                     arXiv:1804.04235
 
-BERT's release (Devlin et al. 2019, optimization.py) omits the bias correction, decays
-no bias and no norm parameter, and lets the rate fall along the line through the
-*start* of training: it drops a little at the end of warm-up.
+BERT's release (Devlin et al. 2019, optimization.py) omits the bias correction and
+decays no bias and no norm parameter. Which parameters are decayed, which learn slowly
+and which not at all are ordered lists of (regex, number): the first match decides, and
+a parameter that none matches is an error. Adafactor's means count the surplus rows of
+the vocabulary table, which are zero.
 """
 
 import dataclasses
@@ -18,53 +23,93 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from bert_jax import lamb
 from bert_jax.errors import InputError, unknown
 from bert_jax.models.model import path_name
+from bert_jax.schedules import SCHEDULES, make_schedule
 
-OPTIMIZERS = ("bert_adamw", "adamw")
-# First match decides; every parameter must match one.
-DECAY = ((r"(^|/)(bias|scale|u|v)$", 0.0), (r".*", 1.0))
+OPTIMIZERS = ("bert_adamw", "adamw", "lamb", "adafactor")
+Rules = tuple[tuple[str, float], ...]
+# Times λ. u and v are XLNet's biases of positions.
+DECAY: Rules = ((r"(^|/)(bias|scale|u|v)$", 0.0), (r".*", 1.0))
+ALL_ALIKE: Rules = ((r".*", 1.0),)
+# Layer n of N learns at layer_decay^(N - n), tables at layer_decay^(N + 1), heads at
+# the full rate. ELECTRA's code counts one more, which its authors call a mistake.
+LAYER_FORMS = {"paper": 0, "electra": 1}
 
 
 @dataclasses.dataclass(frozen=True)
 class Optim:
     name: str = "bert_adamw"
+    variant: str = "google"  # of lamb: lamb.py
     lr: float = 1e-4  # at the top of the schedule
+    schedule: str = "bert"  # schedules.py
     warmup: float = 0.01  # below 1 a share of the steps, else a number of steps
+    power: float = 1.0  # of the polynomial schedule
     decay: float = 0.01  # λ
     beta1: float = 0.9
     beta2: float = 0.999
     eps: float = 1e-6
     clip: float = 1.0  # largest global norm of the gradient; 0 = no clipping
+    layer_decay: float = 1.0  # each layer learns this much slower than the one above
+    layer_form: str = "paper"  # paper | electra
+    decay_rules: Rules = DECAY
+    rate_rules: Rules = ALL_ALIKE  # times the rate; 0 = frozen
 
     def __post_init__(self):
+        for field in ("decay_rules", "rate_rules"):  # lists, where they come from JSON
+            rules = tuple(
+                tuple(rule) if isinstance(rule, list) else rule
+                for rule in getattr(self, field)
+            )
+            object.__setattr__(self, field, rules)
         problems = []
-        if self.name not in OPTIMIZERS:
-            problems.append(unknown("optim.name", self.name, OPTIMIZERS))
+        choices = {"name": OPTIMIZERS, "schedule": SCHEDULES}
+        choices |= {"variant": lamb.VARIANTS, "layer_form": LAYER_FORMS}
+        for field, valid in choices.items():
+            if getattr(self, field) not in valid:
+                problems.append(unknown(f"optim.{field}", getattr(self, field), valid))
         for field in ("beta1", "beta2"):
             if not 0 <= getattr(self, field) < 1:
                 problems.append(f"optim.{field}={getattr(self, field)} not in [0, 1)")
-        for field in ("lr", "warmup", "decay", "eps", "clip"):
+        for field in ("lr", "warmup", "power", "decay", "eps", "clip"):
             value = getattr(self, field)
             if not (math.isfinite(value) and value >= 0):
                 problems.append(f"optim.{field}={value} must be 0 or more, and finite")
+        if not 0 < self.layer_decay <= 1:
+            problems.append(f"optim.layer_decay={self.layer_decay} not in (0, 1]")
+        for field in ("decay_rules", "rate_rules"):
+            problems += wrong_rules(field, getattr(self, field))
         if problems:
             raise InputError("\n".join(problems))
 
 
-def bert_schedule(optim: Optim, steps: int) -> optax.Schedule:
-    """η t / W while t < W, then η (1 - t / T): BERT's line."""
-    share = optim.warmup < 1
-    W = round(optim.warmup * steps) if share else int(optim.warmup)
+def wrong_rules(field: str, rules) -> list[str]:
+    """What is no pair of a regex and a number that is not negative."""
+    wrong = []
+    for rule in rules:
+        try:
+            pattern, value = rule
+            re.compile(pattern)
+            fine = value >= 0 and math.isfinite(value)
+        except (TypeError, ValueError, re.error):
+            fine = False
+        if not fine:
+            wrong.append(f"optim.{field}: {rule!r} is not (regex, number of 0 or more)")
+    return wrong
 
-    def schedule(t):
-        t = jnp.asarray(t, jnp.float32)
-        return optim.lr * jnp.where(t < W, t / max(W, 1), jnp.maximum(0, 1 - t / steps))
 
-    return schedule
+def schedule_of(optim: Optim, steps: int) -> optax.Schedule:
+    return make_schedule(
+        optim.schedule,
+        lr=optim.lr,
+        warmup=optim.warmup,
+        power=optim.power,
+        steps=steps,
+    )
 
 
-def by_rule(params, rules) -> dict:
+def by_rule(params, rules: Rules) -> dict:
     """The value of the first rule whose regex matches each parameter's path.
 
     A parameter that no rule matches is an error naming all of them.
@@ -85,6 +130,28 @@ def by_rule(params, rules) -> dict:
     return values
 
 
+def rates(optim: Optim, params) -> dict:
+    """What the rate of each parameter is multiplied by; an array where its layers
+    differ."""
+
+    def rate(path, leaf, rule: float):
+        name = path_name(path)
+        if d == 1:
+            return rule
+        if name.startswith(lamb.STACKED):
+            N = leaf.shape[0]
+            each = jnp.array([d ** (N - n + more) for n in range(N)], jnp.float32)
+            return rule * each.reshape(N, *[1] * (leaf.ndim - 1))
+        below = name.startswith(("embed/", "project/"))
+        return rule * d ** (depth + 1 + more) if below else rule
+
+    d, more = optim.layer_decay, LAYER_FORMS[optim.layer_form]
+    stacked = jax.tree.leaves(params.get("stack", {}).get("layers", {}))
+    depth = max((leaf.shape[0] for leaf in stacked), default=0)
+    rules = by_rule(params, optim.rate_rules)
+    return jax.tree_util.tree_map_with_path(rate, params, rules)
+
+
 def scale_by_bert_adam(
     b1: float, b2: float, eps: float
 ) -> optax.GradientTransformation:
@@ -103,17 +170,73 @@ def scale_by_bert_adam(
     return optax.GradientTransformation(init, update)
 
 
-def make_optimizer(optim: Optim, steps: int, params) -> optax.GradientTransformation:
-    """Clip, adapt, decay, scale: in BERT's order."""
-    adam = (
-        scale_by_bert_adam(optim.beta1, optim.beta2, optim.eps)
-        if optim.name == "bert_adamw"
-        else optax.scale_by_adam(optim.beta1, optim.beta2, optim.eps)
+def scale_by_adafactor(params) -> optax.GradientTransformation:
+    """Adafactor's update, for every layer by itself: it has norms and means of whole
+    parameters in it, which stacked layers are not."""
+    each = optax.chain(
+        optax.scale_by_factored_rms(),
+        optax.clip_by_block_rms(1.0),
+        optax.scale_by_param_block_rms(),
     )
-    decayed = jax.tree.map(bool, by_rule(params, DECAY))
+
+    def stacked(path, leaf) -> int:
+        """How many layers a leaf is a stack of; 0: it is no stack."""
+        return leaf.shape[0] if path_name(path).startswith(lamb.STACKED) else 0
+
+    labels = jax.tree_util.tree_map_with_path(stacked, params)
+    counts = {*jax.tree.leaves(labels)}
+    kinds = {count: per_layer(each) if count else each for count in counts}
+    return optax.partition(kinds, labels)
+
+
+def per_layer(inner: optax.GradientTransformation) -> optax.GradientTransformation:
+    """The same for each slice of the first axis."""
+
+    def init(params):
+        return jax.vmap(inner.init)(params)
+
+    def update(updates, state, params=None):
+        return jax.vmap(inner.update)(updates, state, params)
+
+    return optax.GradientTransformation(init, update)
+
+
+def times(factors) -> optax.GradientTransformation:
+    """Each update times a number, or an array, of its own."""
+    return optax.stateless(lambda u, _: jax.tree.map(jnp.multiply, u, factors))
+
+
+def add_decay(strength: float, factors) -> optax.GradientTransformation:
+    """u -> u + λ f w."""
+
+    def add(u: jax.Array, w: jax.Array, factor: float) -> jax.Array:
+        return u + strength * factor * w if factor else u
+
+    return optax.stateless(lambda u, w: jax.tree.map(add, u, w, factors))
+
+
+def make_optimizer(optim: Optim, steps: int, params) -> optax.GradientTransformation:
+    """Clip, adapt, decay, trust, scale: in BERT's order. The gradient of what is frozen
+    is not in the norm."""
+    factors = rates(optim, params)
+    moves = by_rule(params, [(regex, float(f > 0)) for regex, f in optim.rate_rules])
+    decayed = by_rule(params, optim.decay_rules)
+    adam = (optim.beta1, optim.beta2, optim.eps)
+    variant = lamb.VARIANTS[optim.variant]
+    is_lamb = optim.name == "lamb"
+    if optim.name == "adafactor":
+        adapt = scale_by_adafactor(params)
+    elif optim.name == "bert_adamw" or (is_lamb and not variant.corrected):
+        adapt = scale_by_bert_adam(*adam)
+    else:
+        adapt = optax.scale_by_adam(*adam)
+    trust = lamb.scale_by_trust_ratio(variant, jax.tree.map(bool, decayed))
     return optax.chain(
+        times(moves),
         optax.clip_by_global_norm(optim.clip) if optim.clip else optax.identity(),
-        adam,
-        optax.add_decayed_weights(optim.decay, decayed),
-        optax.scale_by_learning_rate(bert_schedule(optim, steps)),
+        adapt,
+        add_decay(optim.decay, decayed),
+        trust if is_lamb else optax.identity(),
+        times(factors),
+        optax.scale_by_learning_rate(schedule_of(optim, steps)),
     )

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from bert_jax.lamb import layer_ratios
 from bert_jax.models.dropout import Noise
 from bert_jax.models.model import Model
 from bert_jax.objectives.base import Batch, Mean, Objective, loss_of
@@ -69,6 +70,7 @@ def make_train_step(
             "grad_norm": Mean(optax.tree.norm(grads), one),
             "real_tokens": Mean.of(batch["group"] > 0, jnp.ones_like(batch["group"])),
         }
+        means |= {name: Mean(r, one) for name, r in layer_ratios(opt_state).items()}
         return state.replace(
             step=state.step + 1, params=params, opt_state=opt_state
         ), means

@@ -8,6 +8,7 @@ length 512 (start the second part with --config.init=WORKDIR --config.length=512
 """
 
 from bert_jax.config import from_preset
+from bert_jax.optim import ALL_ALIKE, DECAY
 
 
 def get_config(arg: str = "bert-base-uncased"):
@@ -25,14 +26,21 @@ def get_config(arg: str = "bert-base-uncased"):
     config.dtype = "auto"  # bfloat16 on TPU, float32 elsewhere
 
     config.optim = {
-        "name": "bert_adamw",
+        "name": "bert_adamw",  # or adamw, lamb, adafactor
+        "variant": "google",  # of lamb: paper, nvidia, google, albert, optax
         "lr": 1e-4,
+        "schedule": "bert",  # or linear, polynomial, cosine, rsqrt, constant
         "warmup": 0.01,  # 10,000 of 1M steps
+        "power": 1.0,  # of the polynomial
         "decay": 0.01,
         "beta1": 0.9,
         "beta2": 0.999,
         "eps": 1e-6,
         "clip": 1.0,
+        "layer_decay": 1.0,  # each layer learns that much slower than the one above
+        "layer_form": "paper",  # or electra
+        "decay_rules": DECAY,  # (regex, times decay), the first match decides
+        "rate_rules": ALL_ALIKE,  # (regex, times lr); 0 is frozen
     }
     config.eval = {"data": "", "every": 1000, "rows": 1024}
     config.log_every = 50

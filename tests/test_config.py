@@ -1,6 +1,7 @@
 """Configs: every file loads, every field is read, every mistake is named."""
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
@@ -40,9 +41,24 @@ def test_every_field_of_a_config_can_be_overridden():
     for name, value in configs.flatten(config):
         if name == "preset":  # it decides the other fields
             continue
-        new = {str: "text", bool: "true"}.get(type(value), "7")
+        new = {str: "text", tuple: "(('.*', 7.0),)"}.get(type(value), "7")
         configs.override(config, {name: new})
-        assert dict(configs.flatten(config))[name] in (7, "text")
+        assert dict(configs.flatten(config))[name] in (7, "text", ((".*", 7.0),))
+
+
+def test_a_workdir_of_fewer_fields_is_the_same_run():
+    new = resolved().as_dict()
+    old = json.loads(json.dumps(new))
+    for part, field in (
+        ("optim", "rate_rules"),
+        ("optim", "schedule"),
+        ("arch", "share"),
+    ):
+        del old[part][field]
+    assert configs.differences(old, new) == []
+    old["optim"]["lr"] = 7.0
+    (text,) = configs.differences(old, new)
+    assert text == "optim.lr: 7.0 in the workdir, 0.0001 now"
 
 
 def test_numbers_are_read_as_people_write_them():
@@ -53,6 +69,7 @@ def test_numbers_are_read_as_people_write_them():
 def test_all_wrong_overrides_are_named_at_once():
     config = configs.load_config("pretrain:bert-tiny")
     changes = {"bacth": "8", "optim.lrr": "1", "steps": "many", "batch": "inf"}
+    changes |= {"optim.rate_rules": "('a', 1.0", "optim.decay_rules": "exit()"}
     with pytest.raises(InputError) as caught:
         configs.override(config, {**changes, "preset": "bert-mini"})
     text = str(caught.value)
@@ -61,6 +78,8 @@ def test_all_wrong_overrides_are_named_at_once():
     assert "unknown config field 'bacth'. Did you mean batch" in text
     assert "unknown config field 'optim.lrr'. Did you mean optim.lr" in text
     assert "config.steps='many' is not of type int" in text
+    assert "config.optim.rate_rules=\"('a', 1.0\" is not of type tuple" in text
+    assert "config.optim.decay_rules='exit()' is not of type tuple" in text
 
 
 @pytest.mark.parametrize(

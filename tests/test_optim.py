@@ -1,4 +1,7 @@
-"""Optimizers against a port in numpy, torch and optax; the schedule by hand."""
+"""Optimizers against a port in numpy, torch and optax; rules and rates by hand."""
+
+import dataclasses
+import json
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +13,7 @@ import torch
 from bert_jax.convert.engine import flatten, unflatten
 from bert_jax.errors import InputError
 from bert_jax.models.model import param_shapes
-from bert_jax.optim import DECAY, Optim, bert_schedule, by_rule, make_optimizer
+from bert_jax.optim import DECAY, OPTIMIZERS, Optim, by_rule, make_optimizer, rates
 from bert_jax.presets import preset
 
 SHAPES = {
@@ -187,22 +190,145 @@ def test_clipping_is_by_the_global_norm():
         np.testing.assert_allclose(results[2][name], expected, rtol=1e-6)
 
 
-def test_schedule_by_hand():
-    schedule = bert_schedule(Optim(lr=2.0, warmup=40), 100)
-    values = [float(schedule(t)) for t in (0, 1, 20, 39, 40, 41, 70, 99, 100, 120)]
-    expected = [0, 0.05, 1.0, 1.95, 1.2, 1.18, 0.6, 0.02, 0, 0]
-    assert values == pytest.approx(expected, abs=1e-6)  # 1.95, then 1.2: the jump
+# Adafactor.
+
+
+def test_adafactor_is_optaxs():
+    """On matrices that were never stacked; large enough to be factored, and not."""
+    rng = np.random.default_rng(0)
+    shapes = {"a": (2, 130, 140), "b": (2, 140), "c": (2, 5, 6)}
+
+    def tree(scale: float, *, stacked: bool) -> dict:
+        drawn = {
+            n: scale * rng.normal(size=s).astype(np.float32) for n, s in shapes.items()
+        }
+        drawn["a"][1] *= 9
+        if stacked:
+            return {"stack": {"layers": drawn}, "table": drawn["a"][0]}
+        return {f"{n}{k}": x[k] for n, x in drawn.items() for k in (0, 1)}
+
+    def both(scale: float) -> tuple[dict, dict]:
+        nonlocal rng
+        state = rng.bit_generator.state
+        one = tree(scale, stacked=True)
+        rng.bit_generator.state = state
+        return one, tree(scale, stacked=False)
+
+    params, apart = both(1.0)
+    optim = Optim(
+        name="adafactor", lr=0.01, warmup=0, schedule="constant", decay=0.0, clip=0
+    )
+    ours, theirs = make_optimizer(optim, 10, params), optax.adafactor(0.01)
+    state, their_state = ours.init(params), theirs.init(apart)
+    factored = [x.shape for x in jax.tree.leaves(state) if x.ndim > 1 and x.size > 1000]
+    assert (2, 130, 140) not in factored
+    for _ in range(3):
+        gradient, their_gradient = both(0.3)
+        updates, state = ours.update(gradient, state, params)
+        params = optax.apply_updates(params, updates)
+        updates, their_state = theirs.update(their_gradient, their_state, apart)
+        apart = optax.apply_updates(apart, updates)
+        for name in shapes:
+            for k in (0, 1):
+                leaf = params["stack"]["layers"][name][k]
+                np.testing.assert_allclose(
+                    leaf, apart[f"{name}{k}"], rtol=1e-5, atol=1e-6
+                )
+        np.testing.assert_allclose(params["table"], apart["a0"], rtol=1e-5, atol=1e-6)
+
+
+# Rates of their own.
+
+
+LAYERED = {
+    "embed/token": (4, 2),
+    "project/kernel": (2, 3),
+    "stack/layers/ffn/kernel": (3, 2, 2),
+    "stack/layers/ffn/bias": (3, 2),
+    "pooler/dense/kernel": (2, 2),
+}
+
+
+def layered(form: str, **changes) -> dict:
+    tree = unflatten(
+        {name: np.ones(shape, np.float32) for name, shape in LAYERED.items()}
+    )
+    return flatten(rates(Optim(layer_decay=0.5, layer_form=form, **changes), tree))
 
 
 @pytest.mark.parametrize(
-    ("warmup", "steps", "top"), [(0.1, 50, 5), (0.01, 20, 0), (1, 50, 1), (0, 50, 0)]
+    ("form", "layers", "tables"),
+    [
+        ("paper", [1 / 8, 1 / 4, 1 / 2], 1 / 16),
+        ("electra", [1 / 16, 1 / 8, 1 / 4], 1 / 32),
+    ],
 )
-def test_warm_up_as_share_or_number(warmup: float, steps: int, top: int):
-    schedule = bert_schedule(Optim(lr=1.0, warmup=warmup), steps)
-    values = [float(schedule(t)) for t in range(steps)]
-    line = [1 - t / steps for t in range(steps)]
-    expected = [t / top for t in range(top)] + line[top:]
-    assert values == pytest.approx(expected, abs=1e-6)
+def test_layer_wise_rates(form: str, layers: list[float], tables: float):
+    """Paper: the top layer d, embeddings d^(N+1). ELECTRA's code: d^(N+2 - depth), the
+    depth of embeddings 0, of layer n n+1, of heads N+2."""
+    found = layered(form)
+    for name in ("stack/layers/ffn/kernel", "stack/layers/ffn/bias"):
+        assert np.ravel(found[name]).tolist() == layers
+        assert found[name].ndim == len(LAYERED[name])
+    assert found["embed/token"] == found["project/kernel"] == tables
+    assert found["pooler/dense/kernel"] == 1.0
+    if form == "electra":
+        N = 3
+        assert layers == [0.5 ** (N + 2 - (n + 1)) for n in range(N)]
+        assert tables == 0.5 ** (N + 2 - 0)
+
+
+def test_rates_by_rule_and_by_layer():
+    found = layered("paper", rate_rules=((r"^stack/.*bias$", 0.0), (r".*", 2.0)))
+    assert np.ravel(found["stack/layers/ffn/kernel"]).tolist() == [1 / 4, 1 / 2, 1]
+    assert not np.any(found["stack/layers/ffn/bias"])
+    assert found["pooler/dense/kernel"] == 2.0
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_what_is_frozen_stays(name: str):
+    """Bit for bit, decay or not; and its gradient is not in the norm of the others."""
+    rules = ((r"^embed/", 0.0), (r".*", 1.0))
+    optim = Optim(name=name, lr=0.1, warmup=0, decay=0.5, rate_rules=rules)
+    params, gradients = draw(0), [draw(seed) for seed in (1, 2)]
+    after = run(optim, 10, params, gradients)[-1]
+    loud = [
+        {n: g * (1e4 if "embed" in n else 1) for n, g in x.items()} for x in gradients
+    ]
+    again = run(optim, 10, params, loud)[-1]
+    for parameter in SHAPES:
+        same = np.array_equal(after[parameter], params[parameter])
+        assert same == parameter.startswith("embed/")
+        np.testing.assert_array_equal(after[parameter], again[parameter])
+
+
+def test_rates_multiply_the_step():
+    rules = ((r"token", 0.25), (r".*", 1.0))
+    params, gradients = draw(0), [draw(1)]
+    plain = run(Optim(lr=0.1, warmup=0), 10, params, gradients)[0]
+    slow = run(Optim(lr=0.1, warmup=0, rate_rules=rules), 10, params, gradients)[0]
+    for name in SHAPES:
+        step, other = (x[name] - params[name] for x in (plain, slow))
+        factor = 0.25 if name == "embed/token" else 1.0
+        np.testing.assert_allclose(other, factor * step, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("rule", [("(", 1.0), ("a",), ("a", -1.0), ("a", "b"), "ab", 3])
+def test_rules_that_are_none(rule):
+    with pytest.raises(
+        InputError, match=r"optim.rate_rules: .* is not \(regex, number"
+    ):
+        Optim(rate_rules=(rule,))
+
+
+def test_rules_must_match_every_parameter():
+    with pytest.raises(InputError, match="no rule matches the parameters .*lm/bias"):
+        make_optimizer(Optim(rate_rules=(("embed", 1.0),)), 10, unflatten(draw(0)))
+
+
+def test_rules_read_from_json_are_the_same():
+    optim = Optim(rate_rules=(("a", 0.0), (".*", 1.0)))
+    assert Optim(**json.loads(json.dumps(dataclasses.asdict(optim)))) == optim
 
 
 def test_decay_of_every_parameter_of_a_model():

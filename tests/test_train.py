@@ -255,14 +255,14 @@ def test_a_loss_that_is_not_finite_stops_the_run(tiny_corpus, finished, tmp_path
     """The rate explodes with step 6: what was saved before is kept and good."""
     workdir = tmp_path / "run"
     good = tiny.make_run(tiny_corpus, steps=9, save_every=2)
-    schedule = optim.bert_schedule
+    schedule = optim.schedule_of
 
     def explodes(settings, steps):
         before = schedule(settings, steps)
         return lambda t: jax.numpy.where(t == 5, 1e38, before(t))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(optim, "bert_schedule", explodes)
+        patch.setattr(optim, "schedule_of", explodes)
         with pytest.raises(NotFiniteError) as caught:
             train(good, workdir, progress=False)
     text = str(caught.value)
@@ -556,3 +556,13 @@ def test_another_function_is_refused(tiny_corpus, finished, tmp_path):
     with pytest.raises(InputError) as caught:
         train(run, tmp_path / "run", progress=False)
     assert "arch.norm_place is 'post' there, 'pre' here" in str(caught.value)
+
+
+def test_lamb_shows_how_far_it_trusts_each_layer(tiny_corpus, tmp_path):
+    run = tiny.make_run(tiny_corpus, steps=2, log_every=1, optim__name="lamb")
+    train(run, tmp_path / "run", progress=False)
+    rows = read_metrics(tmp_path / "run/metrics.jsonl")
+    names = {"trust_embed", *(f"trust_layer_{n}" for n in range(run.arch.layers))}
+    for row in rows:
+        assert names == {name for name in row if name.startswith("trust")}
+        assert all(row[name] > 0 for name in names)

@@ -1,0 +1,208 @@
+"""LAMB's variants against a port in numpy, optax, and themselves when sharded."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from bert_jax import lamb
+from bert_jax.convert.engine import flatten, unflatten
+from bert_jax.optim import Optim, make_optimizer
+from bert_jax.sharding import make_mesh
+
+KERNEL, BIAS = "stack/layers/ffn/inner/kernel", "stack/layers/ffn/inner/bias"
+SHAPES = {
+    "embed/token": (8, 4),
+    "embed/norm/scale": (4,),
+    KERNEL: (2, 4, 8),
+    BIAS: (2, 8),
+    "lm/bias": (8,),
+}
+DECAYED = ("embed/token", KERNEL)
+STEPS = 20
+
+
+def draw(seed: int, scale: float = 1.0) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    drawn = {
+        name: (scale * rng.normal(size=shape)).astype(np.float32)
+        for name, shape in SHAPES.items()
+    }
+    drawn[KERNEL][1] *= 7  # layers are not alike
+    return drawn
+
+
+def settings(variant: str = "paper", **changes) -> Optim:
+    fixed = dict(name="lamb", schedule="constant", warmup=0, lr=0.03, decay=0.1)
+    return Optim(variant=variant, **fixed | {"clip": 0.0} | changes)
+
+
+def run(optim: Optim, params: dict, gradients: list[dict]) -> tuple[list[dict], dict]:
+    """The parameters after each step, flat, and the last ratios."""
+    tree = unflatten(params)
+    optimizer = make_optimizer(optim, STEPS, tree)
+    state, after = optimizer.init(tree), []
+    update = jax.jit(optimizer.update)
+    for gradient in gradients:
+        updates, state = update(unflatten(gradient), state, tree)
+        tree = optax.apply_updates(tree, updates)
+        after.append(flatten(jax.device_get(tree)))
+    return after, flatten(jax.device_get(optax.tree.get(state, "trust_ratios")))
+
+
+# The table of the module, once more.
+CORRECTED = {"paper": 1, "nvidia": 1, "optax": 1, "google": 0, "albert": 0}
+ONLY_DECAYED = ("google", "albert")
+
+
+def port(optim: Optim, params: dict, gradients: list[dict]) -> list[dict]:
+    """In f64, every matrix of every layer by itself."""
+    after = []
+    w = {name: value.astype(np.float64) for name, value in params.items()}
+    m = {name: np.zeros_like(value) for name, value in w.items()}
+    v = {name: np.zeros_like(value) for name, value in w.items()}
+    for t, gradient in enumerate(gradients, 1):
+        for name in w:
+            layers = range(len(w[name])) if name.startswith("stack/") else [...]
+            for n in layers:
+                g = gradient[name][n].astype(np.float64)
+                m[name][n] = optim.beta1 * m[name][n] + (1 - optim.beta1) * g
+                v[name][n] = optim.beta2 * v[name][n] + (1 - optim.beta2) * g * g
+                a, b = m[name][n], v[name][n]
+                if CORRECTED[optim.variant]:
+                    a, b = a / (1 - optim.beta1**t), b / (1 - optim.beta2**t)
+                u = a / (np.sqrt(b) + optim.eps)
+                if name in DECAYED:
+                    u = u + optim.decay * w[name][n]
+                ratio = 1.0
+                size, length = np.linalg.norm(w[name][n]), np.linalg.norm(u)
+                adapted = optim.variant not in ONLY_DECAYED or name in DECAYED
+                if adapted and size > 0 and length > 0:
+                    if optim.variant == "paper":
+                        size = min(size, 10.0)
+                    ratio = size / length
+                w[name][n] -= optim.lr * ratio * u
+        after.append({name: value.copy() for name, value in w.items()})
+    return after
+
+
+@pytest.mark.parametrize("variant", lamb.VARIANTS)
+def test_is_the_port(variant: str):
+    params, gradients = draw(9), [draw(seed, 0.3) for seed in range(5)]
+    params["lm/bias"][:] = 0  # as it starts: a ratio of 1
+    assert (
+        np.linalg.norm(params[KERNEL][1]) > 10 > np.linalg.norm(params["embed/token"])
+    )
+    ours, _ = run(settings(variant), params, gradients)
+    expected = port(settings(variant), params, gradients)
+    for step in range(5):
+        for name in SHAPES:
+            np.testing.assert_allclose(
+                ours[step][name], expected[step][name], rtol=2e-5, atol=1e-6
+            )
+
+
+def test_variants_differ():
+    params, gradients = draw(9, 2.0), [draw(seed, 0.3) for seed in range(3)]
+    ends = {v: run(settings(v), params, gradients)[0][-1] for v in lamb.VARIANTS}
+    for one, other, same in (
+        ("google", "albert", True),
+        ("nvidia", "optax", True),
+        ("paper", "optax", False),
+        ("google", "optax", False),
+    ):
+        equal = all(np.array_equal(ends[one][n], ends[other][n]) for n in SHAPES)
+        assert equal == same, (one, other)
+
+
+def test_is_optaxs():
+    """Its own lamb, on matrices that were never stacked."""
+    params, gradients = draw(9), [draw(seed, 0.3) for seed in range(4)]
+
+    def apart(tree: dict) -> dict:
+        layers = [n for n in SHAPES if n.startswith("stack/")]
+        flat = {f"{name}/{n}": tree[name][n] for name in layers for n in (0, 1)}
+        return flat | {name: tree[name] for name in SHAPES if name not in layers}
+
+    decayed = {
+        n: n.removesuffix("/0").removesuffix("/1") in DECAYED for n in apart(params)
+    }
+    theirs = optax.lamb(0.03, eps=1e-6, weight_decay=0.1, mask=decayed)
+    tree = apart(params)
+    state = theirs.init(tree)
+    ours, _ = run(settings("optax"), params, gradients)
+    for step, gradient in enumerate(gradients):
+        updates, state = theirs.update(apart(gradient), state, tree)
+        tree = optax.apply_updates(tree, updates)
+        for name, leaf in apart(ours[step]).items():
+            np.testing.assert_allclose(leaf, tree[name], rtol=1e-5, atol=1e-6)
+
+
+def test_the_length_of_a_step_is_that_of_the_parameter():
+    """Without decay: η ‖w‖ in every layer, however large the gradient is."""
+    params = draw(9)
+    ends = [
+        run(settings("optax", decay=0.0, eps=0.0), params, [draw(0, scale)])[0][0]
+        for scale in (1e-3, 1.0, 1e3)
+    ]
+    for name in (KERNEL, BIAS):
+        for n in (0, 1):
+            moved = np.linalg.norm(ends[0][name][n] - params[name][n])
+            size = np.linalg.norm(params[name][n])
+            assert moved == pytest.approx(0.03 * size, rel=1e-4)
+    for end in ends[1:]:
+        for name in SHAPES:
+            np.testing.assert_allclose(end[name], ends[0][name], rtol=1e-4, atol=1e-6)
+
+
+def test_norms_of_sharded_parameters_are_of_the_whole():
+    mesh = make_mesh()
+    assert mesh.size == 8
+    params, gradients = draw(9), draw(0, 0.3)
+    optim = settings("paper")
+    alone, ratios = run(optim, params, [gradients])
+    over = {
+        "embed/token": P("data"),
+        KERNEL: P(None, None, "data"),
+        BIAS: P(None, "data"),
+    }
+    places = {name: NamedSharding(mesh, over.get(name, P())) for name in SHAPES}
+    tree, grads = (
+        unflatten({name: jax.device_put(x[name], places[name]) for name in SHAPES})
+        for x in (params, gradients)
+    )
+    optimizer = make_optimizer(optim, STEPS, tree)
+    updates, state = jax.jit(optimizer.update)(grads, optimizer.init(tree), tree)
+    found = flatten(jax.device_get(optax.apply_updates(tree, updates)))
+    for name in SHAPES:
+        np.testing.assert_allclose(found[name], alone[0][name], rtol=1e-6, atol=1e-7)
+    sharded = flatten(jax.device_get(optax.tree.get(state, "trust_ratios")))
+    assert sharded[KERNEL].shape == (2,)
+    for name in SHAPES:
+        np.testing.assert_allclose(sharded[name], ratios[name], rtol=1e-6)
+
+
+def test_the_ratios_of_layers_are_shown():
+    tree = unflatten(draw(9))
+    optimizer = make_optimizer(settings("optax"), STEPS, tree)
+    _, state = optimizer.update(unflatten(draw(0)), optimizer.init(tree), tree)
+    found = lamb.layer_ratios(state)
+    assert set(found) == {"trust_embed", "trust_layer_0", "trust_layer_1"}
+    kernel = optax.tree.get(state, "trust_ratios")["stack"]["layers"]["ffn"]["inner"]
+    np.testing.assert_array_equal(found["trust_layer_1"], kernel["kernel"][1])
+    assert found["trust_layer_1"] > 3 * found["trust_layer_0"]
+    adam = make_optimizer(Optim(), STEPS, tree)
+    assert lamb.layer_ratios(adam.init(tree)) == {}
+
+
+def test_layers_that_share_some_parameters():
+    """ALBERT with attention of its own in each layer: no ratio of a whole layer."""
+    flat = {"embed/token": jnp.ones((4, 2))}
+    flat |= {"stack/layers/attention/q/kernel": jnp.ones((3, 2, 2))}
+    flat |= {"stack/layers/ffn/inner/kernel": jnp.ones((1, 2, 2))}
+    tree = unflatten(flat)
+    state = make_optimizer(settings(), STEPS, tree).init(tree)
+    assert set(lamb.layer_ratios(state)) == {"trust_embed"}
