@@ -123,7 +123,7 @@ def from_preset(name: str) -> ConfigDict:
         field.name: field.default
         for field in dataclasses.fields(OBJECTIVES[chosen.objective])
         if field.name not in DECIDED
-    }
+    } | chosen.hyper
     return ConfigDict(
         {
             "preset": chosen.name,
@@ -234,6 +234,10 @@ def differences(old: dict, new: dict) -> list[str]:
     """Fields in which a workdir's config and this one would compute otherwise."""
     parts = {"arch": Arch, "optim": Optim}  # an older one has fewer fields
     old = {**old, **{n: dataclasses.asdict(parts[n](**old[n])) for n in parts}}
+    kind = OBJECTIVES[preset(old["preset"]).objective]
+    defaults = {field.name: field.default for field in dataclasses.fields(kind)}
+    there = {name: defaults[name] for name in new["objective"] if name in defaults}
+    old["objective"] = there | old["objective"]
     old, new = ({k: v for k, v in c.items() if k not in FREE} for c in (old, new))
     before, after = dict(flatten(old)), dict(flatten(new))
     return [

@@ -22,6 +22,7 @@ class Preset:
     reference: str  # class that computes the same; of transformers, unless it says
     layout: str  # how that class names things: a model_type of convert/tables.py
     pair_head: str = "nsp"  # what it calls the head for pairs of sentences
+    hyper: dict = dataclasses.field(default_factory=dict)  # of the objective
 
     def but(self, name: str, **changes) -> "Preset":
         """A child: another name, and some fields of the preset or its arch changed."""
@@ -95,7 +96,9 @@ def small_berts() -> list[Preset]:
 def same_model_as_bert() -> list[Preset]:
     """Members that differ from BERT in text, vocabulary and objective only."""
     span = dict(paper="Joshi et al. 2020, arXiv:1907.10529", rows="doc")
+    span["hyper"] = dict(choose="span", replace="run", boundary=1.0)
     whole_word = dict(paper="Cui et al. 2021, arXiv:1906.08101", **CHINESE)
+    whole_word["hyper"] = dict(choose="word")
     mac = dict(paper="Cui et al. 2020, arXiv:2004.13922", rows="order", **CHINESE)
     prefix = dict(paper="Dong et al. 2019, arXiv:1905.03197", types=6)
     return [
@@ -196,6 +199,7 @@ def albert() -> list[Preset]:
         reference="AlbertForPreTraining",
         layout="albert",
         pair_head="sop",
+        hyper=dict(choose="ngram"),
         vocab_size=30000,
         embed_width=128,
         share="all",

@@ -70,6 +70,12 @@ def train_alone(
     run = fit_vocabulary(run, corpus, say)
     objective = make_objective(run, tokenizer, say)
     rows = Rows(corpus, run.rows, run.length, run.across, run.seed)
+    lacking = sorted(set(objective.columns) - set(rows.empty(1)))
+    if lacking:
+        raise InputError(
+            f"config.objective.unit={lacking[0]}: {run.data} has no such column; see "
+            "`bert_jax prepare --words`"
+        )
     if run.alpha != 1 and not corpus.index["input"].any():
         say(f"config.alpha={run.alpha} changes nothing: the corpus has one input")
     if run.across != "attend" and run.rows not in ("full", "stream"):

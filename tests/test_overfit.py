@@ -1,6 +1,7 @@
 """Every kind of member learns one batch by heart, through the one loop.
 
-With the objectives that there are: XLNet, ELECTRA and UniLM learn as a masked LM.
+With the objectives that there are: XLNet, ELECTRA and UniLM learn as a masked LM,
+SpanBERT also from the borders of its spans.
 """
 
 import pytest
@@ -18,7 +19,7 @@ MEMBERS = [
     *("distilbert-base-uncased", "ernie-2.0-base-en", "nezha-cn-base", "gpt2"),
     *("xlnet-base-cased", "transfo-xl-wt103", "openai-gpt", "unilm-base-cased"),
     *("longformer-base-4096", "electra-small-generator", "ernie-1.0-base-zh"),
-    "transfo-xl-wt103-base",
+    *("transfo-xl-wt103-base", "spanbert-base-cased"),
 ]
 
 

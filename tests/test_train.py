@@ -566,3 +566,11 @@ def test_lamb_shows_how_far_it_trusts_each_layer(tiny_corpus, tmp_path):
     for row in rows:
         assert names == {name for name in row if name.startswith("trust")}
         assert all(row[name] > 0 for name in names)
+
+
+def test_units_that_the_data_does_not_have(tiny_corpus, tmp_path):
+    unit = {"objective__choose": "word", "objective__unit": "phrases"}
+    run = tiny.make_run(tiny_corpus, steps=2, **unit)
+    with pytest.raises(InputError, match="objective.unit=phrases: .* has no such colu"):
+        train(run, tmp_path / "run", progress=False)
+    assert not (tmp_path / "run/run.json").exists()

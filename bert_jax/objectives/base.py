@@ -39,7 +39,8 @@ class Mean:
 class Net(Protocol):
     """The model with its parameters put in, as an objective calls it."""
 
-    def __call__(self, tokens, *, where=None, first=None, heads=()) -> dict: ...
+    def __call__(self, tokens, **asked) -> dict:
+        """What models.model.Model gives for these arguments."""
 
 
 class Objective(Protocol):
@@ -54,6 +55,10 @@ class Objective(Protocol):
     @property
     def weights(self) -> Mapping[str, float]:
         """Which means make up the loss, and how much each counts."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """What it reads of a batch beside what every row has."""
 
     def slots(self, length: int) -> int:
         """The most predictions in a row of that many tokens."""

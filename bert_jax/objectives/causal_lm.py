@@ -20,6 +20,7 @@ from bert_jax.objectives.losses import correct, cross_entropy
 class CausalLM:
     name = "causal_lm"
     heads = ("lm",)
+    columns = ()
 
     @property
     def weights(self) -> dict[str, float]:

@@ -1,12 +1,18 @@
-"""Masked language model, with next-sentence prediction on rows of pairs.
+"""Masked language model: any choice of what is hidden, and what goes with it.
 
-    L = Σ w · -log p(x_i | corrupted x) / Σ w  +  λ · CE(next sentence)
+    L = Σ w · -log p(x_i | corrupted x) / Σ w  +  λ · CE(pair)  +  μ · L_boundary
 
 15 % of the tokens are predicted; of these 80 % are shown as [MASK], 10 % as a random
 piece, 10 % as they are (Devlin et al. 2019, arXiv:1810.04805, section 3.1 and A.1).
-Differs from the release in: the corruption is drawn anew at every step; the number of
-predictions is counted over a packed row, not over each example in it; the release
-divides by Σ w + 1e-5.
+On rows of pairs: does B follow A, or which of them comes first (Lan et al. 2020)? The
+boundary objective predicts each piece of a run of chosen ones once more, from the
+states before and after the run and the piece's place in it (SpanBERT, Joshi et al.
+2020, arXiv:1907.10529).
+
+Differs from the releases in: the corruption is drawn anew at every step; the number of
+predictions is counted over a packed row, not over each example in it; BERT's divides by
+Σ w + 1e-5; SpanBERT's cuts the last word to meet its budget, where here words stay
+whole and a row may have a few predictions less.
 """
 
 import dataclasses
@@ -14,11 +20,14 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from bert_jax.errors import InputError
+from bert_jax.errors import InputError, unknown
+from bert_jax.models.heads import SPAN_WORDS
 from bert_jax.models.tokens import Tokens
 from bert_jax.objectives import corrupt
 from bert_jax.objectives.base import Batch, Mean, Net
 from bert_jax.objectives.losses import correct, cross_entropy
+
+CHOICES = ("token", *corrupt.LENGTHS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,9 +41,13 @@ class MaskedLM:
     pair_head: str = "nsp"  # the head that scores pairs
     # Hyper-parameters.
     rate: float = 0.15  # share of the tokens that is predicted
+    choose: str = "token"  # token | word | ngram (ALBERT) | macbert | span (SpanBERT)
+    unit: str = "words"  # column of the data that says what is a word, or phrases
+    replace: str = "token"  # token | run: whether a run of chosen ones is shown alike
     hide: float = 0.8  # share of these shown as [MASK]
     randomise: float = 0.1  # share of these shown as a random piece
     next_sentence: float = 1.0  # λ; 0 on rows that are not pairs
+    boundary: float = 0.0  # μ
 
     def __post_init__(self):
         problems = [
@@ -49,35 +62,63 @@ class MaskedLM:
                 f"objective.hide={self.hide} and objective.randomise={self.randomise} "
                 "add up to more than 1"
             )
-        if self.next_sentence < 0:
-            problems.append(f"objective.next_sentence={self.next_sentence} is negative")
+        for name in ("next_sentence", "boundary"):
+            if getattr(self, name) < 0:
+                problems.append(f"objective.{name}={getattr(self, name)} is negative")
+        choices = {"choose": CHOICES, "replace": ("token", "run")}
+        for name, valid in choices.items():
+            if getattr(self, name) not in valid:
+                field = f"objective.{name}"
+                problems.append(unknown(field, getattr(self, name), valid))
         if problems:
             raise InputError("\n".join(problems))
 
     @property
     def heads(self) -> tuple[str, ...]:
-        return ("lm", "pooler", self.pair_head) if self.next_sentence else ("lm",)
+        pairs = ("pooler", self.pair_head) if self.next_sentence else ()
+        return ("lm", *pairs, *(("sbo",) if self.boundary else ()))
 
     @property
     def weights(self) -> dict[str, float]:
-        pairs = {"next_sentence_loss": self.next_sentence} if self.next_sentence else {}
-        return {"masked_lm_loss": 1.0, **pairs}
+        also = {
+            "next_sentence_loss": self.next_sentence,
+            "boundary_loss": self.boundary,
+        }
+        return {"masked_lm_loss": 1.0} | {name: w for name, w in also.items() if w}
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return () if self.choose == "token" else (self.unit,)
 
     def slots(self, length: int) -> int:
         return int(corrupt.budget(length, self.rate)[-1])
 
     def corrupt(self, keys: jax.Array, batch: Batch) -> Batch:
-        """Adds where, targets, weights [B, P]; ids [B, S] are the corrupted ones."""
+        """Adds where, targets, weights [B, P], and for the boundary objective spans
+        [B, P, 3] and bounded [B, P], 1 where there is one; ids [B, S] are the corrupted
+        ones."""
         S = batch["ids"].shape[1]
         counts = corrupt.budget(S, self.rate)
         slots = self.slots(S)
+        by_token = self.choose == "token"
+        units = batch["ids"] if by_token else batch[self.unit]
 
-        def one_row(key, ids, group):
+        def one_row(key, ids, group, words):
             choose_key, replace_key = jax.random.split(key)
             special = jnp.isin(ids, jnp.asarray(self.special_ids))
             candidates = (group > 0) & ~special
             count = jnp.asarray(counts)[(group > 0).sum()]
-            chosen = corrupt.choose(choose_key, candidates, count)
+            if by_token:
+                chosen = corrupt.choose(choose_key, candidates, count)
+            else:
+                chosen = corrupt.choose_words(
+                    choose_key,
+                    candidates,
+                    words,
+                    count,
+                    lengths=corrupt.LENGTHS[self.choose],
+                    merge=self.choose == "span",
+                )
             where, weights = corrupt.positions_of(chosen, slots)
             shown = corrupt.replace(
                 replace_key,
@@ -87,15 +128,20 @@ class MaskedLM:
                 vocab_size=self.vocab_size,
                 hide=self.hide,
                 randomise=self.randomise,
+                by_run=self.replace == "run",
             )
-            return {
-                "ids": shown,
-                "where": where,
-                "targets": ids[where],
-                "weights": weights,
-            }
+            found = {"ids": shown, "where": where, "targets": ids[where]}
+            found["weights"] = weights
+            if self.boundary:
+                spans = corrupt.borders_of(chosen)[where]
+                left, right, place = spans.T
+                of_text = group[jnp.clip(left, 0)] == group[jnp.clip(right, 0, S - 1)]
+                inside = (left >= 0) & (right < S) & of_text & (place < SPAN_WORDS)
+                found |= {"spans": spans, "bounded": weights * inside}
+            return found
 
-        return {**batch, **jax.vmap(one_row)(keys, batch["ids"], batch["group"])}
+        rows = jax.vmap(one_row)(keys, batch["ids"], batch["group"], units)
+        return {**batch, **rows}
 
     def terms(self, net: Net, batch: Batch) -> dict[str, Mean]:
         tokens = Tokens(
@@ -106,7 +152,10 @@ class MaskedLM:
             rank=jnp.zeros_like(batch["ids"]),
         )
         first = batch["first"] if self.next_sentence else None
-        out = net(tokens, where=batch["where"], first=first, heads=self.heads)
+        spans = batch["spans"] if self.boundary else None
+        out = net(
+            tokens, where=batch["where"], first=first, spans=spans, heads=self.heads
+        )
         targets, weights = batch["targets"], batch["weights"]
         means = {
             "masked_lm_loss": Mean.of(cross_entropy(out["lm"], targets), weights),
@@ -123,5 +172,11 @@ class MaskedLM:
                 "next_sentence_accuracy": Mean.of(
                     correct(out[self.pair_head], labels), filled
                 ),
+            }
+        if self.boundary:
+            bounded = batch["bounded"]
+            means |= {
+                "boundary_loss": Mean.of(cross_entropy(out["sbo"], targets), bounded),
+                "boundary_accuracy": Mean.of(correct(out["sbo"], targets), bounded),
             }
         return means
