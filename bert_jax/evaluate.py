@@ -11,6 +11,7 @@ from bert_jax.models.model import Model
 from bert_jax.objectives.base import Objective
 from bert_jax.objectives.causal_lm import CausalLM
 from bert_jax.objectives.masked_lm import MaskedLM
+from bert_jax.objectives.replaced_token import ReplacedToken
 from bert_jax.sharding import make_mesh, own_rows
 
 
@@ -28,7 +29,7 @@ def evaluate(
     Rows and length are those the model was trained with, or full and 128.
     """
     model = load(path)
-    if "lm" not in model.heads:
+    if "lm" not in model.heads and not model.towers:
         raise InputError(f"{path} has no language-model head to score")
     corpus = open_corpus(data)
     check_same_tokenizer(corpus, model.tokenizer.hash, f"the model {path}")
@@ -55,7 +56,7 @@ def evaluate(
     objective = objective_for(model, kind, dict(trained.get("objective", {})))
     held_out = HeldOut(
         found,
-        model=Model(model.arch),
+        model=Model(model.arch, towers=model.towers),
         objective=objective,
         mesh=mesh,
         batch=batch,
@@ -68,13 +69,14 @@ def objective_for(model: LoadedModel, kind: str, hyper: dict) -> Objective:
     """What the model was trained for, as far as its heads and these rows allow."""
     if model.preset.objective == "causal_lm":
         return CausalLM()
-    pair_head = model.preset.pair_head
+    tokenizer, pair_head = model.tokenizer, model.preset.pair_head
+    decided = dict(
+        vocab_size=tokenizer.size,
+        mask_id=tokenizer.mask_id,
+        special_ids=tokenizer.special_ids,
+    )
+    if model.towers:
+        return ReplacedToken(**decided, **hyper)
     if kind not in LABELLED or pair_head not in model.heads:
         hyper["next_sentence"] = 0.0
-    return MaskedLM(
-        vocab_size=model.tokenizer.size,
-        mask_id=model.tokenizer.mask_id,
-        special_ids=model.tokenizer.special_ids,
-        pair_head=pair_head,
-        **hyper,
-    )
+    return MaskedLM(**decided, pair_head=pair_head, **hyper)

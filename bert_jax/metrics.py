@@ -15,6 +15,7 @@ from tqdm import tqdm
 from bert_jax.config import Run
 from bert_jax.errors import InputError
 from bert_jax.models.arch import Arch
+from bert_jax.models.model import Model
 from bert_jax.objectives.base import Objective
 from bert_jax.optim import schedule_of
 from bert_jax.whole import write_text
@@ -29,14 +30,29 @@ PEAK = {
 }
 
 
-def train_flops(arch: Arch, *, length: int, predictions: int) -> float:
-    """FLOPs of training on one row: 2 a multiply-add, backward twice the forward."""
+def train_flops(
+    arch: Arch, *, length: int, predictions: int, heads: tuple[str, ...] = ("lm",)
+) -> float:
+    """FLOPs of training one tower on one row: 2 a multiply-add, backward twice the
+    forward. Of the heads, those that cost something."""
     D, F, N, S, V = arch.width, arch.inner, arch.layers, length, arch.padded_vocab
     E, dense = arch.table_width, arch.attention == "dense"
     seen = S if dense else min(S, 3 * arch.window // 2)  # keys scored for each token
     layer = 2 * S * (4 * D * D + 2 * D * F) + 4 * S * seen * D
-    head = 2 * predictions * (D * E * (arch.lm_head == "transform") + E * V)
-    return 3.0 * (N * layer + head)
+    scored = 2 * predictions * (D * E * (arch.lm_head == "transform") + E * V)
+    head = scored * ("lm" in heads) + 2 * S * D * (D + 1) * ("rtd" in heads)
+    project = 2 * S * E * D if arch.embed_width else 0
+    return 3.0 * (N * layer + head + project)
+
+
+def row_flops(model: Model, heads: tuple[str, ...], **sizes) -> float:
+    """FLOPs of training all towers on one row."""
+    total = 0.0
+    for tower, arch in (("", model.arch), *model.towers):
+        own = [head.rpartition("/")[::2] for head in heads]
+        its = tuple(head for name, head in own if name == tower)
+        total += train_flops(arch, heads=its, **sizes)
+    return total
 
 
 def peak_flops() -> float | None:
@@ -136,7 +152,7 @@ class Writers:
 class UnderWay:
     """Steps that were dispatched, and the sums since the last line of metrics."""
 
-    def __init__(self, run: Run, objective: Objective, writers: Writers):
+    def __init__(self, run: Run, model: Model, objective: Objective, writers: Writers):
         self.run, self.writers = run, writers
         self.pending = collections.deque()
         self.sums, self.count = None, 0
@@ -144,9 +160,8 @@ class UnderWay:
         self.clock, self.timed, self.seconds = None, 0, 0.0
         self.schedule = schedule_of(run.optim, run.steps)
         self.peak = peak_flops()
-        predictions = objective.slots(run.length)
-        row = train_flops(run.arch, length=run.length, predictions=predictions)
-        self.flops = row * run.batch
+        sizes = dict(length=run.length, predictions=objective.slots(run.length))
+        self.flops = row_flops(model, objective.heads, **sizes) * run.batch
 
     def add(self, step: int, means: dict, batch: str) -> None:
         self.pending.append((step, means, batch))
@@ -235,8 +250,9 @@ def read_metrics(path: Path) -> list[dict]:
     return rows
 
 
-def draw_loss(workdir: Path) -> Path:
-    """loss.png: the loss and the accuracy over the steps, training and held-out."""
+def draw_loss(workdir: Path, objective: str) -> Path:
+    """loss.png: loss and accuracy of an objective over the steps, in training and on
+    held-out text."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -244,8 +260,6 @@ def draw_loss(workdir: Path) -> Path:
 
     rows = read_metrics(workdir / "metrics.jsonl")
     figure, axes = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")
-    names = [name for row in rows[:1] for name in row if name.endswith("_lm_loss")]
-    objective = (*names, "loss")[0].removesuffix("_loss")
     drawn = (f"{objective}_loss", f"{objective}_accuracy")
     for axis, name in zip(axes, drawn, strict=True):
         for kind, style in (("train", "-"), ("eval", "o-")):

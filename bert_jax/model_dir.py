@@ -37,6 +37,7 @@ class LoadedModel:
     step: int | None = None  # of the checkpoint, for a workdir
     tokenizer_hash: str = ""  # of the data a workdir was trained on
     labels: tuple[str, ...] = ()  # their names, where the directory has any
+    towers: tuple[tuple[str, Arch], ...] = ()  # beside the main one: a generator
 
     @property
     def arch(self) -> Arch:
@@ -276,11 +277,14 @@ def read_run(workdir: Path) -> dict:
 def load_workdir(path: Path, step: int | None) -> LoadedModel:
     about = read_run(path)
     arch = Arch(**about["config"]["arch"])
-    shapes = param_shapes(arch, heads=tuple(about["heads"]))
+    towers = tuple((name, Arch(**a)) for name, a in about.get("towers", {}).items())
+    shapes = param_shapes(arch, heads=tuple(about["heads"]), towers=towers)
     found, params = Checkpoints(path, keep=1, say=complain).good_params(step, shapes)
     member = dataclasses.replace(preset(about["config"]["preset"]), arch=arch)
     digest = about["corpus"]["tokenizer"]["hash"]
-    return LoadedModel(path, member, params, path / "tokenizer", found, digest)
+    return LoadedModel(
+        path, member, params, path / "tokenizer", found, digest, towers=towers
+    )
 
 
 def complain(text: str) -> None:

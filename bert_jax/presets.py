@@ -227,18 +227,26 @@ def electra() -> list[Preset]:
     """Discriminators and generators, each as it is published, with its own tables."""
     base = BERT.but(
         "electra-base-discriminator",
+        objective="replaced_token",
+        hyper=dict(generator=1 / 3),
         rows="electra",
         paper="Clark et al. 2020, arXiv:2003.10555",
         reference="ElectraForPreTraining",
         layout="electra",
         pooler="gelu",
     )
-    mlm = dict(reference="ElectraForMaskedLM")
+    quarter = dict(generator=0.25)
+    mlm = dict(reference="ElectraForMaskedLM", objective="masked_lm")
+    mlm["hyper"] = dict(hide=0.85, randomise=0.0)
     small = dict(width=256, heads=4, inner=1024)
     return [
-        base.but("electra-small-discriminator", **small, embed_width=128),
+        base.but(
+            "electra-small-discriminator", **small, embed_width=128, hyper=quarter
+        ),
         base,
-        base.but("electra-large-discriminator", **LARGE),
+        base.but(
+            "electra-large-discriminator", **LARGE, hyper=quarter | dict(rate=0.25)
+        ),
         base.but("electra-small-generator", **mlm, **small, embed_width=128),
         base.but("electra-base-generator", **mlm, **small, embed_width=768),
         base.but(

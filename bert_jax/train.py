@@ -84,7 +84,8 @@ def train_alone(
     # Mesh, model, evaluator.
     mesh = make_mesh()
     part = own_rows(mesh, run.batch, field="batch")
-    model = Model(run.arch, dtype=compute_dtype(run.dtype))
+    towers = objective.towers(run.arch)
+    model = Model(run.arch, dtype=compute_dtype(run.dtype), towers=towers)
     evaluator = make_evaluator(run, corpus, held_out, model, objective, mesh)
 
     def due(step: int) -> bool:  # for its scores
@@ -94,6 +95,7 @@ def train_alone(
 
     # The workdir belongs to one configuration.
     about = {"config": run.as_dict(), "heads": list(objective.heads)}
+    about["towers"] = {name: dataclasses.asdict(arch) for name, arch in towers}
     about["corpus"] = {key: corpus.about[key] for key in ("content", "tokenizer")}
     checkpoints = Checkpoints(workdir, keep=run.keep, say=say)
     claim_workdir(workdir, about, tokenizer, trained=bool(checkpoints.steps()))
@@ -112,10 +114,11 @@ def train_alone(
     if start >= run.steps and not unscored:
         say(f"{workdir} is finished: {run.steps} steps are done")
         if not (workdir / "loss.png").exists():  # killed just before it was drawn
-            metrics.draw_loss(workdir)
+            metrics.draw_loss(workdir, objective.name)
         return {"finished": True, **last_scores(workdir)}
 
-    say(describe(run, corpus, rows, objective, mesh, start))
+    count = count_params(run.arch, heads=objective.heads, towers=towers)
+    say(describe(run, corpus, rows, count, mesh, start))
     train_step = jax.jit(make_train_step(model, objective, optimizer), donate_argnums=0)
     batches = train_batches(
         rows,
@@ -128,7 +131,7 @@ def train_alone(
     )
     writers = metrics.Writers(workdir, start=start, steps=run.steps, progress=progress)
     with writers, Interrupt() as interrupt:
-        under_way = metrics.UnderWay(run, objective, writers)
+        under_way = metrics.UnderWay(run, model, objective, writers)
 
         def score() -> None:
             scores = dict(evaluator.run(state.params))
@@ -162,7 +165,7 @@ def train_alone(
                 "optim.warmup may help, in another --workdir."
             ) from None
     if jax.process_index() == 0:
-        metrics.draw_loss(workdir)
+        metrics.draw_loss(workdir, objective.name)
     finished = step == run.steps
     if not finished:
         say(f"stopped at step {step} and saved; the same command goes on from there")
@@ -297,8 +300,7 @@ def claim_workdir(workdir: Path, about: dict, tokenizer, *, trained: bool) -> No
         write_text(path, json.dumps(about, indent=2) + "\n")
 
 
-def describe(run: Run, corpus: Corpus, rows: Rows, objective, mesh, start: int) -> str:
-    count = count_params(run.arch, heads=objective.heads)
+def describe(run: Run, corpus: Corpus, rows: Rows, count: int, mesh, start: int) -> str:
     verb = f"resumed at step {start}" if start else "training"
     return (
         f"{verb}: {run.preset}, {count:,} parameters, {mesh.size} device(s), "

@@ -1,7 +1,8 @@
 """Every kind of member learns one batch by heart, through the one loop.
 
-With the objectives that there are: XLNet, ELECTRA and UniLM learn as a masked LM,
-SpanBERT also from the borders of its spans.
+With the objectives that there are: XLNet and UniLM learn as a masked LM, SpanBERT also
+from the borders of its spans; of ELECTRA the generator is looked at, since what it
+guesses right is nothing to detect.
 """
 
 import pytest
@@ -53,6 +54,7 @@ def test_overfits_one_batch(few_words, tmp_path, name: str):
         | {"steps": "500", "optim.name": "adamw", "log_every": "100"},
     )
     result = train(resolve(config), tmp_path / "run", progress=False)
-    score = result["train"][f"{member.objective}_accuracy"]
-    print(name, score, result["train"]["loss"])
+    scores = result["train"]
+    score = scores.get("masked_lm_accuracy", scores.get("causal_lm_accuracy"))
+    print(name, score, scores["loss"])
     assert score > 0.9

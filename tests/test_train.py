@@ -11,11 +11,14 @@ import pytest
 
 import bert_jax
 from bert_jax import checkpoint, metrics, optim
+from bert_jax.cli import main
 from bert_jax.config import load_config, override, resolve
 from bert_jax.data.tokenizers import SPECIALS, WordPiece, train_bpe
 from bert_jax.errors import InputError
+from bert_jax.evaluate import evaluate
 from bert_jax.evaluators.held_out import HeldOut
 from bert_jax.metrics import NotFiniteError, read_metrics
+from bert_jax.models.model import Model
 from bert_jax.objectives.base import Mean
 from bert_jax.objectives.masked_lm import MaskedLM
 from bert_jax.parity import tiny as tiny_arch
@@ -188,7 +191,7 @@ def test_the_clock_goes_on_while_lines_are_written(tiny_corpus, monkeypatch):
 
     run = tiny.make_run(tiny_corpus, log_every=2)
     objective = MaskedLM(100, mask_id=4, special_ids=())
-    under_way = metrics.UnderWay(run, objective, Writers())
+    under_way = metrics.UnderWay(run, Model(run.arch), objective, Writers())
     monkeypatch.setattr(metrics.time, "perf_counter", lambda: now[0])
     one = Mean(np.float32(1), np.float32(1))
     means = dict.fromkeys(("loss", "grad_norm", "real_tokens"), one)
@@ -574,3 +577,33 @@ def test_units_that_the_data_does_not_have(tiny_corpus, tmp_path):
     with pytest.raises(InputError, match="objective.unit=phrases: .* has no such colu"):
         train(run, tmp_path / "run", progress=False)
     assert not (tmp_path / "run/run.json").exists()
+
+
+def test_electra_trains_two_towers(tiny_corpus, tmp_path, capsys):
+    """One loop, one step; the generator comes along when the model goes to PyTorch."""
+    config = load_config("pretrain:electra-small-discriminator")
+    toy = tiny_arch(preset("electra-small-discriminator").arch)
+    sizes = ("width", "layers", "heads", "inner", "max_positions", "embed_width")
+    override(
+        config,
+        {f"arch.{size}": str(getattr(toy, size)) for size in sizes}
+        | {"data": str(tiny_corpus.path), "eval.data": str(tiny_corpus.path)}
+        | {"length": "32", "batch": "8", "steps": "3", "eval.rows": "8"},
+    )
+    workdir = tmp_path / "run"
+    result = train(resolve(config), workdir, progress=False)
+    for kind in ("train", "eval"):
+        assert {"replaced_token_recall", "masked_lm_loss"} <= set(result[kind])
+    assert "perplexity" not in result["eval"]
+    assert (workdir / "loss.png").exists()
+    model = bert_jax.load(workdir)
+    assert [name for name, _ in model.towers] == ["generator"]
+    scores = evaluate(workdir, data=tiny_corpus.path, count=8)
+    assert scores["replaced_token_loss"] == pytest.approx(
+        result["eval"]["replaced_token_loss"], rel=1e-4
+    )
+    capsys.readouterr()
+    main(["export", str(workdir), str(tmp_path / "out")])
+    printed = capsys.readouterr().out
+    assert "as ElectraForPreTraining; PyTorch's logits differ by at most" in printed
+    assert "generator/stack/layers/attention/q/kernel" in printed

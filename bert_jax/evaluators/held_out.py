@@ -35,7 +35,7 @@ class HeldOut:
         count: int | None = None,
     ):
         self.rows, self.mesh, self.batch, self.count = rows, mesh, batch, count
-        self.loss = f"{objective.name}_loss"
+        self.objective = objective
         # What a model without context would always guess.
         self.frequent = jnp.int32(rows.corpus.frequent_id)
         self.step = jax.jit(make_eval_step(model, objective))
@@ -50,6 +50,7 @@ class HeldOut:
             sums = means if sums is None else jax.tree.map(operator.add, sums, means)
         for name, mean in sums.items():
             yield name, float(mean.total / max(mean.count, 1.0))
-        loss = sums[self.loss]
-        yield "perplexity", math.exp(min(loss.total / max(loss.count, 1.0), 700.0))
+        loss = sums[f"{self.objective.name}_loss"]
+        if self.objective.name.endswith("_lm"):
+            yield "perplexity", math.exp(min(loss.total / max(loss.count, 1.0), 700.0))
         yield "predictions", float(loss.count)

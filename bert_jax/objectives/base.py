@@ -11,6 +11,9 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
+from bert_jax.models.arch import Arch
+from bert_jax.models.tokens import Tokens, rank_of
+
 Batch = Mapping[str, jax.Array]
 
 
@@ -50,7 +53,7 @@ class Objective(Protocol):
 
     @property
     def heads(self) -> tuple[str, ...]:
-        """Heads of the model it scores."""
+        """Heads of the model it scores; TOWER/HEAD in another tower."""
 
     @property
     def weights(self) -> Mapping[str, float]:
@@ -59,6 +62,11 @@ class Objective(Protocol):
     @property
     def columns(self) -> tuple[str, ...]:
         """What it reads of a batch beside what every row has."""
+        return ()
+
+    def towers(self, arch: Arch) -> tuple[tuple[str, Arch], ...]:
+        """What the model must have beside its main tower, by name."""
+        return ()
 
     def slots(self, length: int) -> int:
         """The most predictions in a row of that many tokens."""
@@ -68,6 +76,17 @@ class Objective(Protocol):
 
     def terms(self, net: Net, batch: Batch) -> dict[str, Mean]:
         """Scores the net on a corrupted batch."""
+
+
+def tokens_of(batch: Batch, *, order: str = "all") -> Tokens:
+    """The tokens of a batch, each seeing what the order says within its group."""
+    return Tokens(
+        ids=batch["ids"],
+        types=batch["types"],
+        positions=batch["positions"],
+        group=batch["group"],
+        rank=rank_of(order, batch["positions"]),
+    )
 
 
 def loss_of(objective: Objective, means: Mapping[str, Mean]) -> jax.Array:

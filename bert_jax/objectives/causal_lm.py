@@ -11,16 +11,14 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from bert_jax.models.tokens import Tokens, rank_of
-from bert_jax.objectives.base import Batch, Mean, Net
+from bert_jax.objectives.base import Batch, Mean, Net, Objective, tokens_of
 from bert_jax.objectives.losses import correct, cross_entropy
 
 
 @dataclasses.dataclass(frozen=True)
-class CausalLM:
+class CausalLM(Objective):
     name = "causal_lm"
     heads = ("lm",)
-    columns = ()
 
     @property
     def weights(self) -> dict[str, float]:
@@ -39,13 +37,7 @@ class CausalLM:
         return {**batch, "where": where, "targets": ids[:, 1:], "weights": weights}
 
     def terms(self, net: Net, batch: Batch) -> dict[str, Mean]:
-        tokens = Tokens(
-            ids=batch["ids"],
-            types=batch["types"],
-            positions=batch["positions"],
-            group=batch["group"],
-            rank=rank_of("causal", batch["positions"]),
-        )
+        tokens = tokens_of(batch, order="causal")
         logits = net(tokens, where=batch["where"], heads=self.heads)["lm"]
         targets, weights = batch["targets"], batch["weights"]
         return {

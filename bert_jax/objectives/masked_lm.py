@@ -22,16 +22,15 @@ import jax.numpy as jnp
 
 from bert_jax.errors import InputError, unknown
 from bert_jax.models.heads import SPAN_WORDS
-from bert_jax.models.tokens import Tokens
 from bert_jax.objectives import corrupt
-from bert_jax.objectives.base import Batch, Mean, Net
+from bert_jax.objectives.base import Batch, Mean, Net, Objective, tokens_of
 from bert_jax.objectives.losses import correct, cross_entropy
 
 CHOICES = ("token", *corrupt.LENGTHS)
 
 
 @dataclasses.dataclass(frozen=True)
-class MaskedLM:
+class MaskedLM(Objective):
     name = "masked_lm"
 
     # From the tokenizer and the preset.
@@ -143,24 +142,22 @@ class MaskedLM:
         rows = jax.vmap(one_row)(keys, batch["ids"], batch["group"], units)
         return {**batch, **rows}
 
+    def scores(self, logits: jax.Array, batch: Batch) -> dict[str, Mean]:
+        """Of the predicted pieces alone."""
+        targets, weights = batch["targets"], batch["weights"]
+        return {
+            "masked_lm_loss": Mean.of(cross_entropy(logits, targets), weights),
+            "masked_lm_accuracy": Mean.of(correct(logits, targets), weights),
+        }
+
     def terms(self, net: Net, batch: Batch) -> dict[str, Mean]:
-        tokens = Tokens(
-            ids=batch["ids"],
-            types=batch["types"],
-            positions=batch["positions"],
-            group=batch["group"],
-            rank=jnp.zeros_like(batch["ids"]),
-        )
+        tokens = tokens_of(batch)
         first = batch["first"] if self.next_sentence else None
         spans = batch["spans"] if self.boundary else None
         out = net(
             tokens, where=batch["where"], first=first, spans=spans, heads=self.heads
         )
-        targets, weights = batch["targets"], batch["weights"]
-        means = {
-            "masked_lm_loss": Mean.of(cross_entropy(out["lm"], targets), weights),
-            "masked_lm_accuracy": Mean.of(correct(out["lm"], targets), weights),
-        }
+        means = self.scores(out["lm"], batch)
         if self.next_sentence:
             # A row holds up to G pairs; label -1 marks an empty slot.
             labels = jnp.maximum(batch["next_sentence"], 0)
@@ -174,7 +171,7 @@ class MaskedLM:
                 ),
             }
         if self.boundary:
-            bounded = batch["bounded"]
+            bounded, targets = batch["bounded"], batch["targets"]
             means |= {
                 "boundary_loss": Mean.of(cross_entropy(out["sbo"], targets), bounded),
                 "boundary_accuracy": Mean.of(correct(out["sbo"], targets), bounded),

@@ -1,0 +1,139 @@
+"""Replaced-token detection: a small generator fills blanks, the model finds where.
+
+    L = MLM(generator)  +  λ · Σ_i BCE(was x_i replaced?) / (number of tokens)
+
+The generator is a second tower on the same embedding tables. It predicts 15 % of the
+tokens, 85 % of which it sees as [MASK], the rest as they are. A piece drawn from its
+softmax is put in the place of each, in text that is otherwise clean, and the model says
+of every token, special ones too, whether it was replaced; a piece that was guessed
+right was not. No gradient goes through the draw (ELECTRA, Clark et al. 2020,
+arXiv:2003.10555). Differs from the release in: positions are chosen without
+replacement.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from bert_jax.errors import InputError
+from bert_jax.models.arch import Arch
+from bert_jax.objectives.base import Batch, Mean, Net, Objective, tokens_of
+from bert_jax.objectives.losses import binary_cross_entropy
+from bert_jax.objectives.masked_lm import MaskedLM
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplacedToken(Objective):
+    name = "replaced_token"
+    heads = ("rtd", "generator/lm")
+
+    # From the tokenizer.
+    vocab_size: int
+    mask_id: int
+    special_ids: tuple[int, ...]  # never predicted
+    # Hyper-parameters.
+    rate: float = 0.15  # share of the tokens that the generator predicts
+    hide: float = 0.85  # share of these it sees as [MASK]
+    weight: float = 50.0  # λ
+    generator: float = 0.25  # its width, as a share of the model's
+    generator_layers: float = 1.0  # its layers, likewise
+
+    def __post_init__(self):
+        problems = [
+            f"objective.{name}={getattr(self, name)} must be more than 0, and at most 1"
+            for name in ("generator", "generator_layers")
+            if not 0 < getattr(self, name) <= 1
+        ]
+        if self.weight < 0:
+            problems.append(f"objective.weight={self.weight} is negative")
+        try:
+            _ = self.masked
+        except InputError as error:
+            problems.append(str(error))
+        if problems:
+            raise InputError("\n".join(problems))
+
+    @property
+    def masked(self) -> MaskedLM:
+        """What the generator learns."""
+        return MaskedLM(
+            vocab_size=self.vocab_size,
+            mask_id=self.mask_id,
+            special_ids=self.special_ids,
+            rate=self.rate,
+            hide=self.hide,
+            randomise=0.0,
+            next_sentence=0.0,
+        )
+
+    @property
+    def weights(self) -> dict[str, float]:
+        return {"replaced_token_loss": self.weight, **self.masked.weights}
+
+    def towers(self, arch: Arch) -> tuple[tuple[str, Arch], ...]:
+        """Heads of 64 and an inner width of four times the width, as in the release."""
+        width = max(1, round(arch.width * self.generator))
+        heads = max(1, width // 64)
+        width -= width % heads
+        table = arch.table_width
+        small = arch.but(
+            width=width,
+            heads=heads,
+            inner=4 * width,
+            layers=max(1, round(arch.layers * self.generator_layers)),
+            embed_width=0 if table == width else table,
+        )
+        return (("generator", small),)
+
+    def slots(self, length: int) -> int:
+        return self.masked.slots(length)
+
+    def corrupt(self, keys: jax.Array, batch: Batch) -> Batch:
+        """As masked LM; and the clean ids, and a number in [0, 1) for each draw."""
+        keys, draw_keys = jax.vmap(jax.random.split, out_axes=1)(keys)
+        hidden = self.masked.corrupt(keys, batch)
+        slots = hidden["where"].shape[1]
+        draws = jax.vmap(lambda key: jax.random.uniform(key, (slots,)))(draw_keys)
+        return {**hidden, "clean": batch["ids"], "draws": draws}
+
+    def terms(self, net: Net, batch: Batch) -> dict[str, Mean]:
+        asked = dict(where=batch["where"], heads=("lm",), tower="generator")
+        logits = net(tokens_of(batch), **asked)["lm"]
+        guesses = jax.lax.stop_gradient(sample(logits, batch["draws"]))
+        ids, replaced = put(guesses, batch)
+        scores = net(tokens_of({**batch, "ids": ids}), heads=("rtd",))["rtd"]
+        loss, said = binary_cross_entropy(scores, replaced), scores > 0
+        real = batch["group"] > 0
+        return {
+            "replaced_token_loss": Mean.of(loss, real),
+            "replaced_token_accuracy": Mean.of(said == replaced, real),
+            "replaced_token_recall": Mean.of(said, real & replaced),
+            "replaced_token_precision": Mean.of(replaced, real & said),
+            "replaced_token_share": Mean.of(replaced, real),
+            **self.masked.scores(logits, batch),
+        }
+
+
+def sample(logits: jax.Array, draws: jax.Array) -> jax.Array:
+    """A piece from softmax(logits) [B, P, V] for each draw [B, P] from [0, 1): the
+    first at which the probabilities so far add up to the draw.
+
+    Sums of so many numbers are rounded: they may fall a little, and end beside 1. So
+    the draw is a share of the largest, and pieces that are impossible are left out.
+    """
+    each = jax.nn.softmax(logits.astype(jnp.float32))
+    so_far = jnp.where(each > 0, jnp.cumsum(each, axis=-1), 0.0)
+    wanted = draws[..., None] * so_far.max(-1, keepdims=True)
+    return ((each > 0) & (so_far >= wanted)).argmax(-1).astype(jnp.int32)
+
+
+def put(guesses: jax.Array, batch: Batch) -> tuple[jax.Array, jax.Array]:
+    """The clean ids with the guesses in their places, and which of them are other than
+    they were: [B, S]. By a sum: a scatter over the batch would make devices talk."""
+    clean = batch["clean"]
+    at = batch["where"][:, :, None] == jnp.arange(clean.shape[1])  # [B, P, S]
+    at &= batch["weights"][:, :, None] > 0
+    put_there = jnp.sum(jnp.where(at, guesses[:, :, None], 0), axis=1)
+    ids = jnp.where(at.any(1), put_there, clean)
+    return ids, ids != clean
