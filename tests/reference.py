@@ -321,3 +321,15 @@ def shardings(devices=None) -> tuple[NamedSharding, NamedSharding]:
         (len(devices),), ("data",), axis_types=(AxisType.Auto,), devices=devices
     )
     return NamedSharding(mesh, P()), NamedSharding(mesh, P("data"))
+
+
+def assert_devices_do_not_talk(function, batch: dict) -> None:
+    """Eight devices with two rows each compute what one does, each for itself."""
+    _, split = shardings()
+    placed = jax.device_put(batch, split)
+    compiled = jax.jit(function, out_shardings=split).lower(placed).compile()
+    assert "num_partitions=8" in compiled.as_text()
+    assert not collectives_in(compiled.as_text())
+    expected = jax.device_get(jax.jit(function)(batch))
+    for name, value in jax.device_get(compiled(placed)).items():
+        np.testing.assert_array_equal(value, expected[name])

@@ -24,7 +24,7 @@ from bert_jax.parity import GRADIENT, OUTPUT, QUICK, excess
 from bert_jax.presets import preset
 from bert_jax.step import Net, row_keys
 from tests.models.made import TINY, drawn_params
-from tests.reference import collectives_in, shardings
+from tests.reference import assert_devices_do_not_talk
 
 SPECIAL = (0, 1, 2, 3, 4)
 ARCH = TINY.but(embed_width=12, pooler="gelu", dropout=0.0, attention_dropout=0.0)
@@ -297,7 +297,6 @@ def test_the_work_of_both_towers_is_counted():
 
 
 def test_eight_devices_do_not_talk():
-    _, split = shardings()
     batch, seed = clean_batch(16), jax.random.key(0)
 
     def from_step(batch):
@@ -307,10 +306,7 @@ def test_eight_devices_do_not_talk():
         )
         return out | {"replaced": replaced, "put": ids}
 
-    placed = jax.device_put(batch, split)
-    compiled = jax.jit(from_step, out_shardings=split).lower(placed).compile()
-    assert "num_partitions=8" in compiled.as_text()
-    assert not collectives_in(compiled.as_text())
+    assert_devices_do_not_talk(from_step, batch)
 
 
 def test_wrong_numbers():

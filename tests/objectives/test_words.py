@@ -12,7 +12,7 @@ from bert_jax.objectives import corrupt
 from bert_jax.objectives.base import loss_of
 from bert_jax.objectives.masked_lm import MaskedLM
 from bert_jax.step import row_keys
-from tests.reference import QUICK, collectives_in, shardings
+from tests.reference import QUICK, assert_devices_do_not_talk
 
 V, S = 997, 60
 PAD, CLS, SEP, MASK = 0, 2, 3, 4
@@ -240,20 +240,13 @@ def test_same_key_same_draw_and_other_key_another():
 
 
 def test_eight_devices_do_not_talk():
-    _, split = shardings()
     batch, seed = batch_of(16), jax.random.key(0)
     of = objective("span", replace="run", boundary=1.0)
 
     def from_step(batch):
         return of.corrupt(row_keys(seed, jnp.arange(16)), batch)
 
-    placed = jax.device_put(batch, split)
-    compiled = jax.jit(from_step, out_shardings=split).lower(placed).compile()
-    assert "num_partitions=8" in compiled.as_text()
-    assert not collectives_in(compiled.as_text())
-    expected = jax.device_get(jax.jit(from_step)(batch))
-    for name, value in jax.device_get(compiled(placed)).items():
-        np.testing.assert_array_equal(value, expected[name])
+    assert_devices_do_not_talk(from_step, batch)
 
 
 # The boundary objective.
