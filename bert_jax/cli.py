@@ -63,9 +63,15 @@ Any field of the config is set by --config.FIELD=VALUE:
   alpha       inputs of the corpus are sampled by share ** alpha (languages: 0.7)
   init        model to go on from: workdir or Hugging Face directory
   dtype       auto | float32 | bfloat16
-  optim.*     name (bert_adamw, adamw), lr, warmup (below 1 a share of the steps),
-              decay, beta1, beta2, eps, clip
-  objective.* rate, hide, randomise, next_sentence (weight of that loss; 0: none)
+  optim.*     name (bert_adamw, adamw, lamb, adafactor), variant (of lamb: paper,
+              nvidia, google, albert, optax), lr, schedule (bert, linear, polynomial,
+              cosine, rsqrt, constant), warmup (below 1 a share of the steps), power,
+              decay, beta1, beta2, eps, clip, layer_decay, layer_form;
+              decay_rules, rate_rules: "(('^embed/', 0.0), ('.*', 1.0))", 0 freezes
+  objective.* of masked_lm: rate, choose (token, word, ngram, macbert, span), unit
+              (words, phrases), replace (token, run), hide, randomise, next_sentence
+              and boundary (weights of these losses; 0: none); of replaced_token:
+              rate, hide, weight, generator, generator_layers
   arch.*      layers, width, heads, inner, dropout, stack, remat, ...
   eval.*      data (held-out corpus), every (0: at the end only), rows (spread over
               the corpus; 0: all)
@@ -328,6 +334,8 @@ def run_train(arguments) -> None:
     override(config, read_overrides(arguments.rest))
     result = train(resolve(config), arguments.workdir)
     if result["finished"]:
+        print(f"the last loss is {result['train']['loss']:.4g}; all are in ", end="")
+        print(f"{arguments.workdir}/metrics.jsonl, drawn in loss.png")
         print(f"next: bert_jax export {arguments.workdir} OUT")
 
 
@@ -352,7 +360,9 @@ def read_overrides(words: list[str]) -> dict[str, str]:
 def add_eval(options: argparse.ArgumentParser) -> None:
     options.add_argument("model", metavar="MODEL", help=MODEL)
     options.add_argument("--data", required=True, help="prepared corpus")
-    options.add_argument("--rows", help="default: those of the run, or full")
+    options.add_argument(
+        "--rows", help="layout of rows: full, doc, ...; default: the run's, or full"
+    )
     options.add_argument("--length", type=int, help="default: that of the run, or 128")
     options.add_argument("--batch", type=int, default=32)
     options.add_argument(

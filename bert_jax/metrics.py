@@ -270,7 +270,8 @@ def draw_loss(workdir: Path, objective: str) -> Path:
                 axis.plot(steps, [row[name] for row in found], style, label=label)
         axis.set(xlabel="step", title=name.replace("_", " "))
         axis.grid(alpha=0.3)
-        axis.legend()
+        if axis.lines:  # none, if the run was stopped at once
+            axis.legend()
     path = workdir / "loss.png"
     figure.savefig(path, dpi=120)
     pyplot.close(figure)

@@ -126,7 +126,10 @@ def by_rule(params, rules: Rules) -> dict:
 
     values = jax.tree_util.tree_map_with_path(value, params)
     if unmatched:
-        raise InputError(f"no rule matches the parameters {', '.join(unmatched)}")
+        raise InputError(
+            f"no rule matches the parameters {', '.join(unmatched)}; a last rule "
+            "('.*', 1.0) matches all that are left"
+        )
     return values
 
 

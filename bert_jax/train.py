@@ -233,8 +233,9 @@ def make_objective(run: Run, tokenizer, say):
             "behind ([MASK]), which the objective needs: prepare with another one"
         )
     if run.rows not in LABELLED and hyper.get("next_sentence"):
-        say(f"rows={run.rows} are no sentence pairs: next-sentence prediction is off")
         hyper["next_sentence"] = 0.0
+        if preset(run.preset).rows in LABELLED:
+            say(f"rows={run.rows} are no sentence pairs: that prediction is off")
     decided = {
         "vocab_size": tokenizer.size,
         "mask_id": tokenizer.mask_id,
@@ -303,8 +304,9 @@ def claim_workdir(workdir: Path, about: dict, tokenizer, *, trained: bool) -> No
 def describe(run: Run, corpus: Corpus, rows: Rows, count: int, mesh, start: int) -> str:
     verb = f"resumed at step {start}" if start else "training"
     return (
-        f"{verb}: {run.preset}, {count:,} parameters, {mesh.size} device(s), "
-        f"{corpus.about['pieces']:,} pieces in {len(rows):,} {run.rows} rows of "
+        f"{verb}: {run.preset} by {preset(run.preset).objective}, {count:,} "
+        f"parameters, {mesh.size} device(s), {corpus.about['pieces']:,} pieces in "
+        f"{len(rows):,} {run.rows} rows of "
         f"{run.length} ({rows.plan.covered:.1%} of the pieces, {rows.plan.real:.1%} "
         f"real tokens), {rows.plan.about['cut']} sentences longer than a row were cut"
     )

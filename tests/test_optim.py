@@ -356,7 +356,8 @@ def test_all_unmatched_parameters_are_named():
     tree = {"a": {"bias": 0, "kernel": 0}, "b": {"other": 0}}
     with pytest.raises(InputError) as raised:
         by_rule(tree, [("bias", 0.0)])
-    assert str(raised.value) == "no rule matches the parameters a/kernel, b/other"
+    text = str(raised.value)
+    assert text.startswith("no rule matches the parameters a/kernel, b/other; a last ")
 
 
 def test_all_wrong_settings_are_named():

@@ -144,7 +144,7 @@ def export_model(
         if extra:
             write_safetensors(scratch / EXTRA, extra)
         config = config_of(arch, names, heads, pad_id=tokenizer.pad_id, labels=labels)
-        text = json.dumps(config, indent=2) + "\n"
+        text = json.dumps(config | tokenizer.token_ids, indent=2) + "\n"
         (scratch / "config.json").write_text(text)
         tokenizer.save(scratch)
         set_max_length(scratch / "tokenizer_config.json", arch)

@@ -132,11 +132,13 @@ class MaskedLM(Objective):
             found = {"ids": shown, "where": where, "targets": ids[where]}
             found["weights"] = weights
             if self.boundary:
-                spans = corrupt.borders_of(chosen)[where]
-                left, right, place = spans.T
-                of_text = group[jnp.clip(left, 0)] == group[jnp.clip(right, 0, S - 1)]
-                inside = (left >= 0) & (right < S) & of_text & (place < SPAN_WORDS)
-                found |= {"spans": spans, "bounded": weights * inside}
+                left, right, place = corrupt.borders_of(chosen)[where].T
+                inside = (left >= 0) & (right < S) & (place < SPAN_WORDS)
+                # What lies outside is read from the edge, and does not count.
+                left, right = jnp.clip(left, 0), jnp.clip(right, None, S - 1)
+                inside &= group[left] == group[right]
+                found["spans"] = jnp.stack([left, right, place], -1)
+                found["bounded"] = weights * inside
             return found
 
         rows = jax.vmap(one_row)(keys, batch["ids"], batch["group"], units)

@@ -387,6 +387,19 @@ def test_more_global_tokens_than_slots(tmp_path: Path, monkeypatch):
     assert excess(ours[-1], theirs.numpy(), **OUTPUT) <= 1
 
 
+def test_special_tokens_are_those_of_the_tokenizer(tmp_path: Path):
+    """Else GPT-2 would wait for piece 50256 to end a text."""
+    text = ["the cat likes the red house " * 9]
+    tokenizer = train_bpe(text, vocab_size=260, style="gpt2", progress=False)
+    arch, _ = hf.read_arch(SMALL["gpt2"][1] | {"model_type": "gpt2"}, source="")
+    arch = arch.but(vocab_size=260, labels=2)
+    params = make_params(arch, heads=("lm",))
+    hf.export_model(tmp_path / "out", params, arch, tokenizer, layout="gpt2")
+    config = transformers.AutoConfig.from_pretrained(tmp_path / "out")
+    assert config.eos_token_id == config.bos_token_id == tokenizer.sep_id == 259
+    assert bert_jax.load(tmp_path / "out").arch == arch
+
+
 def test_labels_keep_their_names(tmp_path: Path):
     names = ("sad", "so <so>", "好")
     config = SMALL["bert"][1] | {"id2label": dict(enumerate(names))}

@@ -1,5 +1,7 @@
 """Whole words, n-grams and spans: a slow oracle, invariants, rates."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,10 +10,12 @@ from scipy import stats
 
 from bert_jax.errors import InputError
 from bert_jax.models.heads import SPAN_WORDS
+from bert_jax.models.model import Model
 from bert_jax.objectives import corrupt
 from bert_jax.objectives.base import loss_of
 from bert_jax.objectives.masked_lm import MaskedLM
-from bert_jax.step import row_keys
+from bert_jax.step import Net, row_keys
+from tests.models.made import TINY, drawn_params
 from tests.reference import QUICK, assert_devices_do_not_talk
 
 V, S = 997, 60
@@ -283,11 +287,37 @@ def test_what_has_two_borders():
             inside = left >= 0 and right < S and at - left - 1 < SPAN_WORDS
             inside = inside and group[left] == group[right]
             assert out["bounded"][n, slot] == float(inside)
-            assert out["spans"][n, slot].tolist() == [left, right, at - left - 1]
+            read = [max(left, 0), min(right, S - 1), at - left - 1]
+            assert out["spans"][n, slot].tolist() == read
             bounded += inside
         assert not out["bounded"][n][out["weights"][n] == 0].any()
     assert bounded > 100
     assert (out["bounded"] < out["weights"]).any()
+
+
+def test_rows_without_borders_give_numbers():
+    """Nothing but padding, nothing to choose, and text from end to end."""
+    of = objective("span", rate=0.9, boundary=1.0)
+    arch = TINY.but(vocab_size=V)
+    ids = np.zeros((3, S), np.int32)
+    ids[1, :9], ids[2] = CLS, 50
+    place = np.broadcast_to(np.arange(S, dtype=np.int32), ids.shape)
+    batch = {"ids": ids, "words": place + 1, "group": (ids != PAD).astype(np.int32)}
+    batch |= {"types": np.zeros_like(ids), "positions": place % 40}
+    batch = drawn(of, batch)
+    assert batch["weights"].sum(1).tolist() == [0, 0, 54]
+    assert batch["bounded"].sum() < batch["weights"].sum()
+    params = drawn_params(arch, heads=of.heads)
+
+    @partial(jax.jit, compiler_options=QUICK)
+    def compute(params):
+        def total(params):
+            return loss_of(of, of.terms(Net(Model(arch), params), batch))
+
+        return jax.value_and_grad(total)(params)
+
+    for leaf in jax.tree.leaves(compute(params)):
+        assert np.isfinite(leaf).all()
 
 
 def test_the_loss_by_hand():

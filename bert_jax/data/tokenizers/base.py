@@ -57,6 +57,11 @@ class Tokenizer:
         pieces = {*specials.values(), *also}
         self.special_ids = tuple(sorted(ids[piece] for piece in pieces))
 
+    @property
+    def token_ids(self) -> dict[str, int]:
+        """{"pad_token_id": 0, ...}: what a config.json says of special tokens."""
+        return {f"{name}_id": self._ids[piece] for name, piece in self.specials.items()}
+
     def _set_hash(self, content: object) -> None:
         self.hash = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
 
