@@ -35,7 +35,7 @@ setup(
         "orbax-checkpoint~=0.12.8",
         "ml_collections~=1.1",
         "tokenizers~=0.23.0",
-        "sentencepiece~=0.2.2",
+        "sentencepiece==0.2.2",  # 0.2.3 wants a protobuf that TensorFlow 2.21 refuses
         "etils[epath]>=1.14",
         "safetensors>=0.8",
         "matplotlib>=3.10",

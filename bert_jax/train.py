@@ -235,7 +235,7 @@ def make_objective(run: Run, tokenizer, say):
     if run.rows not in LABELLED and hyper.get("next_sentence"):
         hyper["next_sentence"] = 0.0
         if preset(run.preset).rows in LABELLED:
-            say(f"rows={run.rows} are no sentence pairs: that prediction is off")
+            say(f"rows={run.rows} are no pairs: next-sentence prediction is off")
     decided = {
         "vocab_size": tokenizer.size,
         "mask_id": tokenizer.mask_id,
