@@ -8,6 +8,8 @@ has to be kept for an exact resume.
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import flax.struct
 import jax
@@ -17,7 +19,7 @@ import optax
 from bert_jax.lamb import layer_ratios
 from bert_jax.models.dropout import Noise
 from bert_jax.models.model import Model
-from bert_jax.objectives.base import Batch, Mean, Objective, loss_of
+from bert_jax.objectives.base import Batch, Mean, Objective, Terms, loss_of
 
 
 @flax.struct.dataclass
@@ -26,6 +28,7 @@ class TrainState:
     params: dict
     opt_state: optax.OptState
     seed: jax.Array  # uint32
+    carry: Any = None  # what the objective hands on, rows first; None: nothing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,34 +51,92 @@ def row_keys(key: jax.Array, rows: jax.Array) -> jax.Array:
 
 
 def make_train_step(
-    model: Model, objective: Objective, optimizer: optax.GradientTransformation
+    model: Model,
+    objective: Objective,
+    optimizer: optax.GradientTransformation,
+    *,
+    accumulate: int = 1,
+    copies: int = 0,
+    nonfinite: str = "stop",
 ) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, Mean]]]:
+    """`accumulate` parts of the batch are scored one after the other, to the same
+    update. With `copies` each row is corrupted in so many ways that never change
+    (RoBERTa's static masking); 0 draws anew at every step. Where the gradient is not
+    finite, nonfinite="skip" leaves everything but the step number as it was."""
+
     def train_step(state: TrainState, batch: Batch):
         key = jax.random.fold_in(jax.random.key(state.seed), state.step)
         corrupt_key, noise_key = jax.random.split(key)
         rows = jnp.arange(batch["ids"].shape[0], dtype=jnp.uint32)
-        batch = objective.corrupt(row_keys(corrupt_key, rows), batch)
-        noise = Noise.of(noise_key, rows)
+        keys = row_keys(corrupt_key, rows)
+        if copies:
+            fixed = row_keys(jax.random.key(state.seed), batch["row_id"])
+            keys = jax.vmap(jax.random.fold_in)(fixed, batch["epoch"] % copies)
+        batch = objective.corrupt(keys, batch)
+        counts = objective.counts(batch)
 
-        def loss_fn(params):
-            means = objective.terms(Net(model, params, noise), batch)
-            return loss_of(objective, means), means
+        @partial(jax.value_and_grad, has_aux=True)
+        def score(params, part):
+            rows, batch, carry = part
+            net = Net(model, params, Noise.of(noise_key, rows))
+            terms = objective.terms(net, batch, carry)
+            return loss_of(objective, terms.means, counts), terms
 
-        (loss, means), grads = jax.value_and_grad(loss_fn, has_aux=True)(state.params)
+        parts = (rows, batch, state.carry)
+        if accumulate == 1:
+            (loss, terms), grads = score(state.params, parts)
+        else:
+            (loss, terms), grads = in_parts(
+                partial(score, state.params), parts, accumulate
+            )
+        size = optax.tree.norm(grads)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         one = jnp.ones([], jnp.float32)
-        means |= {
+        means = terms.means | {
             "loss": Mean(loss, one),
-            "grad_norm": Mean(optax.tree.norm(grads), one),
+            "grad_norm": Mean(size, one),
             "real_tokens": Mean.of(batch["group"] > 0, jnp.ones_like(batch["group"])),
         }
         means |= {name: Mean(r, one) for name, r in layer_ratios(opt_state).items()}
-        return state.replace(
-            step=state.step + 1, params=params, opt_state=opt_state
-        ), means
+        new = state.replace(params=params, opt_state=opt_state, carry=terms.carry)
+        if nonfinite == "skip":
+            finite = jnp.isfinite(loss) & jnp.isfinite(size)
+            keep = lambda x, old: jnp.where(finite, x, old)  # noqa: E731
+            new = jax.tree.map(keep, new, state)
+            means = jax.tree.map(lambda x: keep(x, 0.0), means)
+            means["skipped"] = Mean(1.0 - finite, one)
+        return new.replace(step=state.step + 1), means
 
     return train_step
+
+
+def in_parts(score: Callable, batch, count: int):
+    """What `score` gives for the whole batch, as a sum over `count` parts of its rows.
+
+    Part i has the rows i, i + count, ...: of each device's rows as many, so that none
+    has to move.
+    """
+
+    def split(x: jax.Array) -> jax.Array:
+        return jnp.moveaxis(x.reshape(-1, count, *x.shape[1:]), 1, 0)
+
+    def join(x: jax.Array) -> jax.Array:
+        return jnp.moveaxis(x, 0, 1).reshape(-1, *x.shape[2:])
+
+    def add(sums, part):
+        (loss, terms), grads = score(part)
+        sums = jax.tree.map(jnp.add, sums, (loss, terms.means, grads))
+        return sums, terms.carry
+
+    parts = jax.tree.map(split, batch)
+    first = jax.tree.map(lambda x: x[0], parts)
+    (loss, terms), grads = jax.eval_shape(score, first)
+    zeros = jax.tree.map(
+        lambda x: jnp.zeros(x.shape, x.dtype), (loss, terms.means, grads)
+    )
+    (loss, means, grads), carry = jax.lax.scan(add, zeros, parts)
+    return (loss, Terms(means, jax.tree.map(join, carry))), grads
 
 
 def make_eval_step(
@@ -90,7 +151,8 @@ def make_eval_step(
         """
         keys = row_keys(jax.random.key(seed), batch["row_id"])
         batch = objective.corrupt(keys, batch)
-        means = objective.terms(Net(model, params), batch)
+        carry = objective.first_carry(model, batch["ids"].shape[0])
+        means = objective.terms(Net(model, params), batch, carry).means
         guess = Mean.of(batch["targets"] == frequent, batch["weights"])
         return means | {"unigram_accuracy": guess}
 

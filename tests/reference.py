@@ -243,7 +243,7 @@ def our_function(arch: Arch, dtype=jnp.float32):
     def compute(params, batch, noise):
         def loss(params):
             net = Net(model, params, noise)
-            return loss_of(objective, objective.terms(net, batch))
+            return loss_of(objective, objective.terms(net, batch).means)
 
         value, gradients = jax.value_and_grad(loss)(params)
         out = model.apply(

@@ -5,13 +5,14 @@ each of them a total and a count over the whole batch, divided once.
 """
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 import flax.struct
 import jax
 import jax.numpy as jnp
 
 from bert_jax.models.arch import Arch
+from bert_jax.models.model import Model
 from bert_jax.models.tokens import Tokens, rank_of
 
 Batch = Mapping[str, jax.Array]
@@ -37,6 +38,14 @@ class Mean:
     def value(self) -> jax.Array:
         """total / count; 0 where nothing was counted."""
         return self.total / jnp.maximum(self.count, 1.0)
+
+
+@flax.struct.dataclass
+class Terms:
+    """What an objective finds in a batch."""
+
+    means: dict[str, Mean]
+    carry: Any = None  # what it hands to the next step; None: nothing
 
 
 class Net(Protocol):
@@ -71,11 +80,19 @@ class Objective(Protocol):
     def slots(self, length: int) -> int:
         """The most predictions in a row of that many tokens."""
 
+    def first_carry(self, model: Model, rows: int) -> Any:
+        """What the first step is handed: arrays [rows, ...]; None: nothing."""
+        return None
+
     def corrupt(self, keys: jax.Array, batch: Batch) -> Batch:
         """Hides part of a clean batch. Pure; one key a row; shapes static."""
 
-    def terms(self, net: Net, batch: Batch) -> dict[str, Mean]:
-        """Scores the net on a corrupted batch."""
+    def counts(self, batch: Batch) -> dict[str, jax.Array]:
+        """The count of each mean in the loss, known before the net is asked: so a batch
+        may be scored part by part, each part's totals over the counts of the whole."""
+
+    def terms(self, net: Net, batch: Batch, carry: Any = None) -> Terms:
+        """Scores the net on a corrupted batch, or on some of its rows."""
 
 
 def tokens_of(batch: Batch, *, order: str = "all") -> Tokens:
@@ -89,6 +106,15 @@ def tokens_of(batch: Batch, *, order: str = "all") -> Tokens:
     )
 
 
-def loss_of(objective: Objective, means: Mapping[str, Mean]) -> jax.Array:
-    """The one number that is minimised."""
-    return sum(weight * means[name].value for name, weight in objective.weights.items())
+def loss_of(
+    objective: Objective,
+    means: Mapping[str, Mean],
+    counts: Mapping[str, jax.Array] | None = None,
+) -> jax.Array:
+    """The one number that is minimised. Where `means` are of some rows only, `counts`
+    are those of the whole batch."""
+    counts = counts or {name: mean.count for name, mean in means.items()}
+    return sum(
+        weight * Mean(means[name].total, counts[name]).value
+        for name, weight in objective.weights.items()
+    )

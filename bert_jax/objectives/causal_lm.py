@@ -11,7 +11,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from bert_jax.objectives.base import Batch, Mean, Net, Objective, tokens_of
+from bert_jax.objectives.base import Batch, Mean, Net, Objective, Terms, tokens_of
 from bert_jax.objectives.losses import correct, cross_entropy
 
 
@@ -36,11 +36,16 @@ class CausalLM(Objective):
         weights = follows.astype(jnp.float32)
         return {**batch, "where": where, "targets": ids[:, 1:], "weights": weights}
 
-    def terms(self, net: Net, batch: Batch) -> dict[str, Mean]:
+    def counts(self, batch: Batch) -> dict[str, jax.Array]:
+        return {"causal_lm_loss": batch["weights"].sum()}
+
+    def terms(self, net: Net, batch: Batch, carry=None) -> Terms:
         tokens = tokens_of(batch, order="causal")
         logits = net(tokens, where=batch["where"], heads=self.heads)["lm"]
         targets, weights = batch["targets"], batch["weights"]
-        return {
-            "causal_lm_loss": Mean.of(cross_entropy(logits, targets), weights),
-            "causal_lm_accuracy": Mean.of(correct(logits, targets), weights),
-        }
+        return Terms(
+            {
+                "causal_lm_loss": Mean.of(cross_entropy(logits, targets), weights),
+                "causal_lm_accuracy": Mean.of(correct(logits, targets), weights),
+            }
+        )

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from bert_jax.errors import InputError, unknown
 from bert_jax.models.heads import SPAN_WORDS
 from bert_jax.objectives import corrupt
-from bert_jax.objectives.base import Batch, Mean, Net, Objective, tokens_of
+from bert_jax.objectives.base import Batch, Mean, Net, Objective, Terms, tokens_of
 from bert_jax.objectives.losses import correct, cross_entropy
 
 CHOICES = ("token", *corrupt.LENGTHS)
@@ -152,7 +152,15 @@ class MaskedLM(Objective):
             "masked_lm_accuracy": Mean.of(correct(logits, targets), weights),
         }
 
-    def terms(self, net: Net, batch: Batch) -> dict[str, Mean]:
+    def counts(self, batch: Batch) -> dict[str, jax.Array]:
+        counts = {"masked_lm_loss": batch["weights"].sum()}
+        if self.next_sentence:
+            counts["next_sentence_loss"] = (batch["next_sentence"] >= 0).sum()
+        if self.boundary:
+            counts["boundary_loss"] = batch["bounded"].sum()
+        return counts
+
+    def terms(self, net: Net, batch: Batch, carry=None) -> Terms:
         tokens = tokens_of(batch)
         first = batch["first"] if self.next_sentence else None
         spans = batch["spans"] if self.boundary else None
@@ -178,4 +186,4 @@ class MaskedLM(Objective):
                 "boundary_loss": Mean.of(cross_entropy(out["sbo"], targets), bounded),
                 "boundary_accuracy": Mean.of(correct(out["sbo"], targets), bounded),
             }
-        return means
+        return Terms(means)

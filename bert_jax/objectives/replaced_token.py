@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from bert_jax.errors import InputError
 from bert_jax.models.arch import Arch
-from bert_jax.objectives.base import Batch, Mean, Net, Objective, tokens_of
+from bert_jax.objectives.base import Batch, Mean, Net, Objective, Terms, tokens_of
 from bert_jax.objectives.losses import binary_cross_entropy
 from bert_jax.objectives.masked_lm import MaskedLM
 
@@ -97,7 +97,11 @@ class ReplacedToken(Objective):
         draws = jax.vmap(lambda key: jax.random.uniform(key, (slots,)))(draw_keys)
         return {**hidden, "clean": batch["ids"], "draws": draws}
 
-    def terms(self, net: Net, batch: Batch) -> dict[str, Mean]:
+    def counts(self, batch: Batch) -> dict[str, jax.Array]:
+        real = {"replaced_token_loss": (batch["group"] > 0).sum()}
+        return real | self.masked.counts(batch)
+
+    def terms(self, net: Net, batch: Batch, carry=None) -> Terms:
         asked = dict(where=batch["where"], heads=("lm",), tower="generator")
         logits = net(tokens_of(batch), **asked)["lm"]
         guesses = jax.lax.stop_gradient(sample(logits, batch["draws"]))
@@ -105,7 +109,7 @@ class ReplacedToken(Objective):
         scores = net(tokens_of({**batch, "ids": ids}), heads=("rtd",))["rtd"]
         loss, said = binary_cross_entropy(scores, replaced), scores > 0
         real = batch["group"] > 0
-        return {
+        means = {
             "replaced_token_loss": Mean.of(loss, real),
             "replaced_token_accuracy": Mean.of(said == replaced, real),
             "replaced_token_recall": Mean.of(said, real & replaced),
@@ -113,6 +117,7 @@ class ReplacedToken(Objective):
             "replaced_token_share": Mean.of(replaced, real),
             **self.masked.scores(logits, batch),
         }
+        return Terms(means)
 
 
 def sample(logits: jax.Array, draws: jax.Array) -> jax.Array:

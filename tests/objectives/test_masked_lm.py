@@ -94,7 +94,7 @@ def by_hand() -> tuple[FixedNet, dict]:
 def test_terms_by_hand():
     net, batch = by_hand()
     objective = MaskedLM(3, 4, SPECIAL, next_sentence=0.5)
-    means = objective.terms(net, batch)
+    means = objective.terms(net, batch).means
     masked = (math.log(2) - math.log(0.6)) / 2
     pair = math.log(4)
     assert float(means["masked_lm_loss"].value) == pytest.approx(masked)
@@ -114,7 +114,7 @@ def test_without_next_sentence():
     net, batch = by_hand()
     del batch["first"], batch["next_sentence"]
     objective = MaskedLM(3, 4, SPECIAL, next_sentence=0.0)
-    means = objective.terms(net, batch)
+    means = objective.terms(net, batch).means
     assert set(means) == {"masked_lm_loss", "masked_lm_accuracy"}
     assert objective.heads == net.asked["heads"] == ("lm",)
     assert objective.weights == {"masked_lm_loss": 1.0}
@@ -174,7 +174,7 @@ def test_loss_at_initialisation():
     @partial(jax.jit, compiler_options=QUICK)
     def score(params, batch):
         batch = objective.corrupt(jax.random.split(jax.random.key(0), 16), batch)
-        return objective.terms(Net(model, params), batch)
+        return objective.terms(Net(model, params), batch).means
 
     means = score(params, toy_batch(arch, 16, 64))
     assert float(means["masked_lm_loss"].count) == 16 * 10

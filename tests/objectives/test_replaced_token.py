@@ -134,7 +134,9 @@ def test_terms_by_hand():
         assert (heads, tokens.ids.tolist()) == (("rtd",), [[2, 6, 6, 7, 0]])
         return {"rtd": jnp.array([[-1.0, 1.0, 1.0, -1.0, 9.0]])}
 
-    means = {name: float(mean.value) for name, mean in of.terms(net, batch).items()}
+    means = {
+        name: float(mean.value) for name, mean in of.terms(net, batch).means.items()
+    }
     good, bad = math.log1p(math.exp(-1)), math.log1p(math.e)
     assert means["replaced_token_loss"] == pytest.approx((3 * good + bad) / 4)
     assert means["replaced_token_accuracy"] == 3 / 4
@@ -154,7 +156,7 @@ def test_a_perfect_generator_replaces_nothing():
         np.testing.assert_array_equal(tokens.ids, batch["clean"])
         return {"rtd": jnp.zeros(tokens.ids.shape)}
 
-    means = OBJECTIVE.terms(net, batch)
+    means = OBJECTIVE.terms(net, batch).means
     assert float(means["replaced_token_share"].value) == 0
     assert float(means["replaced_token_recall"].count) == 0
     assert float(means["masked_lm_accuracy"].value) == 1
@@ -173,7 +175,9 @@ def test_who_hears_which_loss(params):
     @partial(jax.jit, compiler_options=QUICK)
     def gradients(params):
         def one(params, name):
-            return OBJECTIVE.terms(Net(model, params), batch)[f"{name}_loss"].value
+            return (
+                OBJECTIVE.terms(Net(model, params), batch).means[f"{name}_loss"].value
+            )
 
         return [jax.grad(one)(params, n) for n in ("replaced_token", "masked_lm")]
 
@@ -196,7 +200,7 @@ def test_losses_and_gradients_are_those_of_electras_classes(params):
     @partial(jax.jit, compiler_options=QUICK)
     def compute(params):
         def total(params):
-            means = of.terms(Net(model, params), batch)
+            means = of.terms(Net(model, params), batch).means
             return loss_of(of, means), means
 
         with jax.default_matmul_precision("highest"):
@@ -258,7 +262,7 @@ def test_loss_at_initialisation():
     @partial(jax.jit, compiler_options=QUICK)
     def means():
         params = init_params(model, jax.random.key(0), heads=of.heads)
-        return of.terms(Net(model, params), batch)
+        return of.terms(Net(model, params), batch).means
 
     found = means()
     assert float(found["masked_lm_loss"].value) == pytest.approx(

@@ -312,7 +312,7 @@ def test_rows_without_borders_give_numbers():
     @partial(jax.jit, compiler_options=QUICK)
     def compute(params):
         def total(params):
-            return loss_of(of, of.terms(Net(Model(arch), params), batch))
+            return loss_of(of, of.terms(Net(Model(arch), params), batch).means)
 
         return jax.value_and_grad(total)(params)
 
@@ -337,7 +337,7 @@ def test_the_loss_by_hand():
     batch = {name: zeros for name in ("ids", "types", "positions", "group")}
     batch |= {"where": jnp.array([[1, 2]]), "targets": jnp.array([[3, 0]])}
     batch |= {"weights": jnp.ones((1, 2)), "bounded": jnp.array([[1.0, 0.0]])}
-    means = of.terms(net, batch | {"spans": jnp.array([[[0, 3, 0], [0, 3, 1]]])})
+    means = of.terms(net, batch | {"spans": jnp.array([[[0, 3, 0], [0, 3, 1]]])}).means
     assert float(means["masked_lm_loss"].value) == pytest.approx(np.log(4))
     assert float(means["boundary_loss"].value) == pytest.approx(np.log(8 / 5))
     assert float(means["boundary_accuracy"].count) == 1
