@@ -1,7 +1,7 @@
 """Checkpoints: Orbax writes them, a manifest says whether they are whole.
 
     checkpoints/<step>/params      Orbax
-    checkpoints/<step>/optimizer   Orbax: moments, step, seed
+    checkpoints/<step>/optimizer   Orbax: moments, step, seed, carry
     checkpoints/<step>/manifest.json
 
 Orbax commits a directory by renaming it, but restores flipped bits without a word. So
@@ -46,7 +46,7 @@ class Checkpoints:
         if (folder / MANIFEST).exists():
             return
         shutil.rmtree(folder, ignore_errors=True)  # left by a killed process
-        rest = {"opt_state": state.opt_state, "step": state.step, "seed": state.seed}
+        rest = besides_params(state)
         need = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
         try:
             folder.mkdir(parents=True)
@@ -120,8 +120,7 @@ class Checkpoints:
     def restore(self, step: int, like: TrainState) -> TrainState:
         """The state of a step that `last_good` named, placed as `like` is."""
         params = restore(self.root / str(step) / "params", like.params)
-        rest = {"opt_state": like.opt_state, "step": like.step, "seed": like.seed}
-        rest = restore(self.root / str(step) / "optimizer", rest)
+        rest = restore(self.root / str(step) / "optimizer", besides_params(like))
         return like.replace(params=params, **rest)
 
     def good_params(self, step: int | None, like: dict) -> tuple[int, dict]:
@@ -137,6 +136,12 @@ class Checkpoints:
                 return number, restore(self.root / str(number) / "params", like)
             self.say(f"checkpoint {number} is not usable: {reason}")
         raise InputError(f"{self.root} has no usable checkpoint")
+
+
+def besides_params(state: TrainState) -> dict:
+    """What is saved beside the parameters."""
+    rest = {"opt_state": state.opt_state, "step": state.step, "seed": state.seed}
+    return rest if state.carry is None else rest | {"carry": state.carry}
 
 
 def is_step(path: Path) -> bool:

@@ -8,6 +8,7 @@ convention of JAX research code. Every field can be overridden by
 import ast
 import dataclasses
 import importlib.util
+import json
 from pathlib import Path
 
 from ml_collections import ConfigDict
@@ -22,6 +23,7 @@ from bert_jax.optim import Optim
 from bert_jax.presets import preset
 
 DTYPES = ("auto", "float32", "bfloat16")
+NONFINITE = ("stop", "skip")
 # Fields of an objective that the tokenizer and the preset decide.
 DECIDED = ("vocab_size", "mask_id", "special_ids", "pair_head")
 # Fields that change what a run reports or keeps, never what it computes.
@@ -41,7 +43,7 @@ class Run:
 
     preset: str
     arch: Arch
-    objective: dict  # hyper-parameters of the preset's objective
+    objective: dict  # its name, and its hyper-parameters
     optim: Optim
     eval: Eval
     data: str  # corpus made by `bert_jax prepare`
@@ -58,6 +60,11 @@ class Run:
     log_every: int
     save_every: int
     keep: int  # checkpoints kept
+    accumulate: int = 1  # parts a batch is scored in, one after the other
+    copies: int = 0  # ways a row is corrupted, always the same; 0 = anew at each step
+    nonfinite: str = "stop"  # stop | skip: what follows a gradient that is no number
+    stages: tuple = ()  # course.py
+    tasks: tuple = ()  # course.py
 
     def __post_init__(self):
         problems = []
@@ -68,7 +75,8 @@ class Run:
             )
         if self.dtype not in DTYPES:
             problems.append(unknown("config.dtype", self.dtype, DTYPES))
-        for name in ("batch", "steps", "log_every", "save_every", "keep"):
+        counts = ("batch", "steps", "log_every", "save_every", "keep", "accumulate")
+        for name in counts:
             if getattr(self, name) < 1:
                 problems.append(f"config.{name}={getattr(self, name)}: at least 1")
         for name in ("every", "rows"):
@@ -76,6 +84,15 @@ class Run:
                 problems.append(f"config.eval.{name} is negative")
         if not 0 <= self.seed < 2**32:
             problems.append(f"config.seed={self.seed} must be in 0..{2**32 - 1}")
+        if self.copies < 0:
+            problems.append(f"config.copies={self.copies} is negative")
+        if self.nonfinite not in NONFINITE:
+            problems.append(unknown("config.nonfinite", self.nonfinite, NONFINITE))
+        if self.accumulate > 1 and self.batch % self.accumulate:
+            problems.append(
+                f"config.batch={self.batch} does not divide into "
+                f"config.accumulate={self.accumulate} parts"
+            )
         if self.rows not in KINDS:
             problems.append(unknown("config.rows", self.rows, KINDS))
         if self.across not in ACROSS:
@@ -119,19 +136,30 @@ class Run:
 def from_preset(name: str) -> ConfigDict:
     """The part of a config that a preset decides: arch.*, objective.*, rows."""
     chosen = preset(name)
-    hyper = {
-        field.name: field.default
-        for field in dataclasses.fields(OBJECTIVES[chosen.objective])
-        if field.name not in DECIDED
-    } | chosen.hyper
     return ConfigDict(
         {
             "preset": chosen.name,
             "rows": chosen.rows,
             "arch": dataclasses.asdict(chosen.arch),
-            "objective": hyper,
+            "objective": objective_fields(chosen.objective) | chosen.hyper,
+            "accumulate": 1,
+            "copies": 0,
+            "nonfinite": "stop",
+            "stages": (),
+            "tasks": (),
         }
     )
+
+
+def objective_fields(name: str) -> dict:
+    """An objective's name, and its hyper-parameters as they are if nobody says."""
+    if name not in OBJECTIVES:
+        raise InputError(unknown("config.objective.name", name, OBJECTIVES))
+    return {"name": name} | {
+        field.name: field.default
+        for field in dataclasses.fields(OBJECTIVES[name])
+        if field.name not in DECIDED
+    }
 
 
 def find_config(name: str) -> Path:
@@ -161,22 +189,28 @@ def load_config(argument: str) -> ConfigDict:
     return module.get_config(rest) if rest else module.get_config()
 
 
-def override(config: ConfigDict, changes: dict[str, str]) -> None:
-    """Sets fields such as {"optim.lr": "1e-3"}; all problems are told at once."""
+def override(config: ConfigDict, changes: dict) -> None:
+    """Sets fields such as {"optim.lr": "1e-3"}; all problems are told at once. Values
+    are text, or what a config file would write."""
+    other = changes.get("objective.name", config.objective.get("name"))
+    if other != config.objective.get("name"):  # it has hyper-parameters of its own
+        config.objective = ConfigDict(objective_fields(other))
     fields = dict(flatten(config))
     problems = []
-    for name, text in changes.items():
+    for name, value in changes.items():
         if name not in fields:
             problems.append(unknown("config field", name, fields))
             continue
         if name == "preset":
-            problems.append(f"the preset is part of --config: --config NAME:{text}")
+            problems.append(f"the preset is part of --config: --config NAME:{value}")
             continue
         kind = type(fields[name])
         try:
-            value = parse(text, kind)
+            value = (
+                parse(value, kind) if isinstance(value, str) else as_kind(value, kind)
+            )
         except (ValueError, OverflowError, SyntaxError):
-            problems.append(f"config.{name}={text!r} is not of type {kind.__name__}")
+            problems.append(f"config.{name}={value!r} is not of type {kind.__name__}")
             continue
         *parents, last = name.split(".")
         node = config
@@ -185,6 +219,17 @@ def override(config: ConfigDict, changes: dict[str, str]) -> None:
         node[last] = value
     if problems:
         raise InputError("\n".join(problems))
+
+
+def as_kind(value, kind: type):
+    """A value of a config file; a whole number may stand for a float."""
+    if kind is float and type(value) is int:
+        return float(value)
+    if kind is tuple and isinstance(value, list):
+        return tuple(value)
+    if type(value) is not kind:
+        raise ValueError(value)
+    return value
 
 
 def parse(text: str, kind: type):
@@ -234,11 +279,14 @@ def differences(old: dict, new: dict) -> list[str]:
     """Fields in which a workdir's config and this one would compute otherwise."""
     parts = {"arch": Arch, "optim": Optim}  # an older one has fewer fields
     old = {**old, **{n: dataclasses.asdict(parts[n](**old[n])) for n in parts}}
-    kind = OBJECTIVES[preset(old["preset"]).objective]
-    defaults = {field.name: field.default for field in dataclasses.fields(kind)}
-    there = {name: defaults[name] for name in new["objective"] if name in defaults}
-    old["objective"] = there | old["objective"]
+    name = old["objective"].get("name", preset(old["preset"]).objective)
+    defaults = objective_fields(name) if name in OBJECTIVES else {}
+    old["objective"] = defaults | old["objective"]
+    for field in dataclasses.fields(Run):
+        if field.default is not dataclasses.MISSING:
+            old.setdefault(field.name, field.default)
     old, new = ({k: v for k, v in c.items() if k not in FREE} for c in (old, new))
+    old, new = (json.loads(json.dumps(config)) for config in (old, new))
     before, after = dict(flatten(old)), dict(flatten(new))
     return [
         f"{name}: {before.get(name)!r} in the workdir, {after.get(name)!r} now"

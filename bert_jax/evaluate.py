@@ -2,16 +2,14 @@
 
 from pathlib import Path
 
+from bert_jax.config import objective_fields
 from bert_jax.data.corpus import check_same_tokenizer, open_corpus
-from bert_jax.data.rows import LABELLED, Rows
+from bert_jax.data.rows import Rows
 from bert_jax.errors import InputError
 from bert_jax.evaluators.held_out import HeldOut
-from bert_jax.model_dir import LoadedModel, load, read_run
+from bert_jax.model_dir import load, read_run
 from bert_jax.models.model import Model
-from bert_jax.objectives.base import Objective
-from bert_jax.objectives.causal_lm import CausalLM
-from bert_jax.objectives.masked_lm import MaskedLM
-from bert_jax.objectives.replaced_token import ReplacedToken
+from bert_jax.objective import make_objective
 from bert_jax.sharding import make_mesh, own_rows
 
 
@@ -53,7 +51,18 @@ def evaluate(
     total = len(found) if count is None else min(count, len(found))
     batch = min(batch, -(-total // mesh.size) * mesh.size)  # no more than is needed
     own_rows(mesh, batch, field="batch")
-    objective = objective_for(model, kind, dict(trained.get("objective", {})))
+    hyper = objective_fields(model.preset.objective)
+    hyper = dict(trained.get("objective", hyper))
+    if model.preset.pair_head not in model.heads and "next_sentence" in hyper:
+        hyper["next_sentence"] = 0.0
+    objective = make_objective(
+        hyper,
+        preset=model.preset,
+        arch=model.arch,
+        rows=kind,
+        tokenizer=model.tokenizer,
+        say=lambda _: None,
+    )
     held_out = HeldOut(
         found,
         model=Model(model.arch, towers=model.towers),
@@ -63,20 +72,3 @@ def evaluate(
         count=count,
     )
     return dict(held_out.run(model.params))
-
-
-def objective_for(model: LoadedModel, kind: str, hyper: dict) -> Objective:
-    """What the model was trained for, as far as its heads and these rows allow."""
-    if model.preset.objective == "causal_lm":
-        return CausalLM()
-    tokenizer, pair_head = model.tokenizer, model.preset.pair_head
-    decided = dict(
-        vocab_size=tokenizer.size,
-        mask_id=tokenizer.mask_id,
-        special_ids=tokenizer.special_ids,
-    )
-    if model.towers:
-        return ReplacedToken(**decided, **hyper)
-    if kind not in LABELLED or pair_head not in model.heads:
-        hyper["next_sentence"] = 0.0
-    return MaskedLM(**decided, pair_head=pair_head, **hyper)

@@ -4,8 +4,8 @@ import collections
 import contextlib
 import json
 import math
-import operator
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -16,10 +16,9 @@ from bert_jax.config import Run
 from bert_jax.errors import InputError
 from bert_jax.models.arch import Arch
 from bert_jax.models.model import Model
-from bert_jax.objectives.base import Objective
-from bert_jax.optim import schedule_of
 from bert_jax.whole import write_text
 
+MOST_SKIPPED = 10  # steps one after the other without a finite gradient
 IN_FLIGHT = 2  # steps dispatched ahead, so that the device never waits for the host
 # Peak bf16 FLOP/s of one chip, from Cloud TPU's system architecture pages.
 PEAK = {
@@ -152,19 +151,17 @@ class Writers:
 class UnderWay:
     """Steps that were dispatched, and the sums since the last line of metrics."""
 
-    def __init__(self, run: Run, model: Model, objective: Objective, writers: Writers):
-        self.run, self.writers = run, writers
+    def __init__(self, run: Run, rate: Callable[[int], float], writers: Writers):
+        self.run, self.rate, self.writers = run, rate, writers
         self.pending = collections.deque()
-        self.sums, self.count = None, 0
+        self.sums, self.count, self.flops = {}, 0, 0.0
         # The clock starts when the first step is done: compiling is not counted.
         self.clock, self.timed, self.seconds = None, 0, 0.0
-        self.schedule = schedule_of(run.optim, run.steps)
         self.peak = peak_flops()
-        sizes = dict(length=run.length, predictions=objective.slots(run.length))
-        self.flops = row_flops(model, objective.heads, **sizes) * run.batch
+        self.in_a_row = 0  # steps skipped, one after the other
 
-    def add(self, step: int, means: dict, batch: str) -> None:
-        self.pending.append((step, means, batch))
+    def add(self, step: int, means: dict, batch: str, flops: float) -> None:
+        self.pending.append((step, means, batch, flops))
         if len(self.pending) > IN_FLIGHT:
             self.take()
 
@@ -183,13 +180,16 @@ class UnderWay:
 
     def take(self) -> None:
         """Waits for the oldest step; checks it; writes a line where one is due."""
-        step, means, batch = self.pending.popleft()
+        step, means, batch, flops = self.pending.popleft()
         means = jax.device_get(means)
         self.writers.advance()
         if not math.isfinite(means["loss"].total + means["grad_norm"].total):
             raise NotFiniteError(f"the loss or gradient is not finite at step {step}.")
-        self.sums = jax.tree.map(operator.add, self.sums, means) if self.sums else means
+        self.watch(step, means)
+        for name, mean in means.items():
+            self.sums[name] = self.sums[name] + mean if name in self.sums else mean
         self.count += 1
+        self.flops += flops * (self.clock is not None)
         self.timed += self.clock is not None
         # The clock goes on while lines are written: steps in flight do so too.
         now = time.perf_counter()
@@ -197,22 +197,36 @@ class UnderWay:
             if self.clock is not None:
                 self.seconds += now - self.clock
             self.write(step, batch)
-            self.sums, self.count, self.timed, self.seconds = None, 0, 0, 0.0
+            self.sums, self.count, self.flops = {}, 0, 0.0
+            self.timed, self.seconds = 0, 0.0
             self.clock = now
         elif self.clock is None:
             self.clock = now
+
+    def watch(self, step: int, means: dict) -> None:
+        """Reports a step that was skipped; too many of them are the end."""
+        skipped = "skipped" in means and means["skipped"].total > 0
+        self.in_a_row = self.in_a_row + 1 if skipped else 0
+        if skipped:
+            self.writers.say(f"step {step} is skipped: its gradient is not finite")
+        if self.in_a_row == MOST_SKIPPED:
+            raise NotFiniteError(
+                f"the gradients of {MOST_SKIPPED} steps, the last of them {step}, are "
+                "not finite."
+            )
 
     def write(self, step: int, batch: str) -> None:
         values = {name: float(mean.value) for name, mean in self.sums.items()}
         rate = self.timed / self.seconds if self.seconds else 0.0
         tokens = float(self.sums["real_tokens"].total) / self.count
         values |= {
-            "lr": float(self.schedule(step - 1)),
+            "lr": float(self.rate(step - 1)),
             "steps_per_second": rate,
             "tokens_per_second": rate * tokens,
         }
         if self.peak:
-            values["share_of_peak"] = rate * self.flops / self.peak
+            speed = self.flops / self.seconds if self.seconds else 0.0
+            values["share_of_peak"] = speed / self.peak
         self.writers.write(step, {**values, "batch": batch}, kind="train")
 
 
@@ -250,8 +264,8 @@ def read_metrics(path: Path) -> list[dict]:
     return rows
 
 
-def draw_loss(workdir: Path, objective: str) -> Path:
-    """loss.png: loss and accuracy of an objective over the steps, in training and on
+def draw_loss(workdir: Path, objectives: tuple[str, ...]) -> Path:
+    """loss.png: loss and accuracy of each objective over the steps, in training and on
     held-out text."""
     import matplotlib
 
@@ -259,9 +273,10 @@ def draw_loss(workdir: Path, objective: str) -> Path:
     from matplotlib import pyplot
 
     rows = read_metrics(workdir / "metrics.jsonl")
-    figure, axes = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")
-    drawn = (f"{objective}_loss", f"{objective}_accuracy")
-    for axis, name in zip(axes, drawn, strict=True):
+    size = dict(figsize=(10, 4 * len(objectives)), layout="constrained")
+    figure, axes = pyplot.subplots(len(objectives), 2, squeeze=False, **size)
+    drawn = [f"{name}_{what}" for name in objectives for what in ("loss", "accuracy")]
+    for axis, name in zip(axes.flat, drawn, strict=True):
         for kind, style in (("train", "-"), ("eval", "o-")):
             found = [r for r in rows if r["kind"] == kind and name in r]
             if found:

@@ -218,9 +218,21 @@ def add_decay(strength: float, factors) -> optax.GradientTransformation:
     return optax.stateless(lambda u, w: jax.tree.map(add, u, w, factors))
 
 
-def make_optimizer(optim: Optim, steps: int, params) -> optax.GradientTransformation:
+def reset_moments(opt_state: optax.OptState, fresh: optax.OptState) -> optax.OptState:
+    """The fresh state, but the learning rate goes on where it was."""
+    is_rate = lambda node: isinstance(node, optax.ScaleByScheduleState)  # noqa: E731
+    return jax.tree.map(
+        lambda old, new: old if is_rate(old) else new, opt_state, fresh, is_leaf=is_rate
+    )
+
+
+def make_optimizer(
+    optim: Optim, rate: int | optax.Schedule, params
+) -> optax.GradientTransformation:
     """Clip, adapt, decay, trust, scale: in BERT's order. The gradient of what is frozen
-    is not in the norm."""
+    is not in the norm. `rate` is a schedule, or the steps of the one that `optim`
+    names."""
+    rate = rate if callable(rate) else schedule_of(optim, rate)
     factors = rates(optim, params)
     moves = by_rule(params, [(regex, float(f > 0)) for regex, f in optim.rate_rules])
     decayed = by_rule(params, optim.decay_rules)
@@ -241,5 +253,5 @@ def make_optimizer(optim: Optim, steps: int, params) -> optax.GradientTransforma
         add_decay(optim.decay, decayed),
         trust if is_lamb else optax.identity(),
         times(factors),
-        optax.scale_by_learning_rate(schedule_of(optim, steps)),
+        optax.scale_by_learning_rate(rate),
     )

@@ -9,32 +9,36 @@ was killed ends with the same parameters, bit for bit, as one that was not.
 
 import contextlib
 import dataclasses
-import json
+from collections.abc import Callable, Iterator
+from functools import cached_property
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from bert_jax import metrics
 from bert_jax.checkpoint import Checkpoints
-from bert_jax.config import Run, differences
+from bert_jax.config import Run
+from bert_jax.course import Course, Leg, course_of
 from bert_jax.data.corpus import Corpus, check_same_tokenizer, open_corpus
 from bert_jax.data.pipeline import checksum, train_batches
-from bert_jax.data.rows import LABELLED, Rows
-from bert_jax.data.tokenizers import load_tokenizer
-from bert_jax.errors import InputError, unknown
+from bert_jax.data.rows import Batch, Rows
+from bert_jax.errors import InputError
 from bert_jax.evaluators.held_out import HeldOut
 from bert_jax.host_memory import keep_freed_memory
 from bert_jax.interrupt import Interrupt
-from bert_jax.model_dir import LoadedModel, load, read_run
+from bert_jax.model_dir import LoadedModel, load
 from bert_jax.models.model import Model, count_params, init_params
-from bert_jax.objectives import OBJECTIVES
-from bert_jax.optim import make_optimizer
+from bert_jax.objective import make_objective
+from bert_jax.objectives.base import Objective
+from bert_jax.optim import make_optimizer, reset_moments
 from bert_jax.presets import preset
-from bert_jax.sharding import make_mesh, own_rows, place, replicated
+from bert_jax.sharding import by_rows, make_mesh, own_rows, place, replicated
 from bert_jax.step import TrainState, make_train_step
 from bert_jax.warm_start import warm_start
-from bert_jax.whole import locked, write_text
+from bert_jax.whole import locked
+from bert_jax.workdir import claim_workdir, last_scores, scored_steps
 
 
 def train(run: Run, workdir: str | Path, *, progress: bool = True) -> dict:
@@ -68,33 +72,27 @@ def train_alone(
     # Data, and what follows from its tokenizer.
     tokenizer = corpus.tokenizer
     run = fit_vocabulary(run, corpus, say)
-    objective = make_objective(run, tokenizer, say)
-    rows = Rows(corpus, run.rows, run.length, run.across, run.seed)
-    lacking = sorted(set(objective.columns) - set(rows.empty(1)))
-    if lacking:
-        raise InputError(
-            f"config.objective.unit={lacking[0]}: {run.data} has no such column; see "
-            "`bert_jax prepare --words`"
-        )
+    course = course_of(run)
+    mesh = make_mesh()
+    lanes = [make_lane(leg, corpus, held_out, mesh, say) for leg in course.legs]
     if run.alpha != 1 and not corpus.index["input"].any():
         say(f"config.alpha={run.alpha} changes nothing: the corpus has one input")
     if run.across != "attend" and run.rows not in ("full", "stream"):
         say(f"config.across={run.across} changes nothing: {run.rows} rows never cross")
 
-    # Mesh, model, evaluator.
-    mesh = make_mesh()
-    part = own_rows(mesh, run.batch, field="batch")
-    towers = objective.towers(run.arch)
+    # The model that all of them train.
+    objectives = [lane.objective for lane in lanes]
+    heads = tuple(dict.fromkeys(head for one in objectives for head in one.heads))
+    towers = tuple(dict(t for one in objectives for t in one.towers(run.arch)).items())
     model = Model(run.arch, dtype=compute_dtype(run.dtype), towers=towers)
-    evaluator = make_evaluator(run, corpus, held_out, model, objective, mesh)
 
     def due(step: int) -> bool:  # for its scores
         every = run.eval.every
         regular = every > 0 and step % every == 0
-        return evaluator is not None and (regular or step == run.steps)
+        return held_out is not None and (regular or step == run.steps)
 
     # The workdir belongs to one configuration.
-    about = {"config": run.as_dict(), "heads": list(objective.heads)}
+    about = {"config": run.as_dict(), "heads": list(heads)}
     about["towers"] = {name: dataclasses.asdict(arch) for name, arch in towers}
     about["corpus"] = {key: corpus.about[key] for key in ("content", "tokenizer")}
     checkpoints = Checkpoints(workdir, keep=run.keep, say=say)
@@ -104,46 +102,64 @@ def train_alone(
     last = checkpoints.last_good()
     if last is None and run.init:
         source = source or load(run.init)  # all checkpoints were damaged
-    state, optimizer = first_state(run, model, objective, tokenizer, source, say)
+    params = init_params(model, jax.random.key(run.seed), heads=heads)
+    if source:
+        params, report = warm_start(
+            params, arch=run.arch, tokenizer=tokenizer, source=source
+        )
+        say("\n".join(report))
+    for lane in lanes:
+        lane.build(model, course.rate, params, mesh)
+    state = TrainState(
+        step=jnp.zeros([], jnp.int32),
+        params=params,
+        opt_state=lanes[0].optimizer.init(params),
+        seed=jnp.uint32(run.seed),
+    )
     state = jax.device_put(state, replicated(mesh))
+    # A checkpoint holds what the step before it handed on.
+    written_by = lanes[course.leg_of[(last or 1) - 1]]
+    state = state.replace(carry=written_by.first_carry())
     if last is not None:
         state = checkpoints.restore(last, state)
     start = step = int(state.step)
     # Killed between a checkpoint and its scores.
     unscored = start > 0 and due(start) and start not in scored_steps(workdir)
+    names = tuple(dict.fromkeys(one.name for one in objectives))
     if start >= run.steps and not unscored:
         say(f"{workdir} is finished: {run.steps} steps are done")
         if not (workdir / "loss.png").exists():  # killed just before it was drawn
-            metrics.draw_loss(workdir, objective.name)
+            metrics.draw_loss(workdir, names)
         return {"finished": True, **last_scores(workdir)}
 
-    count = count_params(run.arch, heads=objective.heads, towers=towers)
-    say(describe(run, corpus, rows, count, mesh, start))
-    train_step = jax.jit(make_train_step(model, objective, optimizer), donate_argnums=0)
-    batches = train_batches(
-        rows,
-        size=run.batch,
-        start=start,
-        stop=run.steps,
-        part=part,
-        alpha=run.alpha,
-        direction=run.direction,
-    )
+    count = count_params(run.arch, heads=heads, towers=towers)
+    verb = f"resumed at step {start}" if start else "training"
+    say(f"{verb}: {run.preset}, {count:,} parameters, {mesh.size} device(s)")
+    for lane in lanes:
+        say(lane.describe())
     writers = metrics.Writers(workdir, start=start, steps=run.steps, progress=progress)
     with writers, Interrupt() as interrupt:
-        under_way = metrics.UnderWay(run, model, objective, writers)
+        under_way = metrics.UnderWay(run, course.rate, writers)
 
         def score() -> None:
-            scores = dict(evaluator.run(state.params))
+            stage = course.legs[course.leg_of[step - 1]].stage
+            scores = {}
+            for lane in lanes:
+                if lane.leg.stage == stage:
+                    scores |= dict(lane.evaluator.run(state.params))
             writers.write(step, scores, kind="eval")
             writers.say(f"step {step}: " + summary(scores))
 
         if unscored:
             score()
         try:
-            for step, batch in enumerate(batches, start + 1):
-                state, means = train_step(state, place(mesh, batch))
-                under_way.add(step, means, checksum(batch))
+            for step in range(start + 1, run.steps + 1):
+                lane = lanes[course.leg_of[step - 1]]
+                if step > 1 and step - 1 in course.starts:
+                    state = lane.enter(state, course.moments[lane.leg.stage])
+                batch = lane.next_batch(course, step - 1)
+                state, means = lane.step(state, place(mesh, batch))
+                under_way.add(step, means, checksum(batch), lane.flops)
                 stopped = interrupt.signal is not None
                 ends = stopped or step == run.steps
                 to_save = ends or step % run.save_every == 0
@@ -165,29 +181,128 @@ def train_alone(
                 "optim.warmup may help, in another --workdir."
             ) from None
     if jax.process_index() == 0:
-        metrics.draw_loss(workdir, objective.name)
+        metrics.draw_loss(workdir, names)
     finished = step == run.steps
     if not finished:
         say(f"stopped at step {step} and saved; the same command goes on from there")
     return {"finished": finished, **last_scores(workdir)}
 
 
-def first_state(run: Run, model: Model, objective, tokenizer, source, say):
-    """The state before step 1, and the optimizer. A resumed run only needs its form."""
-    params = init_params(model, jax.random.key(run.seed), heads=objective.heads)
-    if source:
-        params, report = warm_start(
-            params, arch=run.arch, tokenizer=tokenizer, source=source
+@dataclasses.dataclass(eq=False)
+class Lane:
+    """What the steps of one leg of the course need."""
+
+    leg: Leg
+    objective: Objective
+    rows: Rows
+    held_out: Rows | None
+    mesh: jax.sharding.Mesh
+    part: slice  # of a batch, that this process feeds
+
+    def build(self, model: Model, rate: optax.Schedule, params, mesh) -> None:
+        """The optimizer and the step; it is compiled when it is first used."""
+        run, self.model = self.leg.run, model
+        self.optimizer = make_optimizer(run.optim, rate, params)
+        step = make_train_step(
+            model,
+            self.objective,
+            self.optimizer,
+            accumulate=run.accumulate,
+            copies=run.copies,
+            nonfinite=run.nonfinite,
         )
-        say("\n".join(report))
-    optimizer = make_optimizer(run.optim, run.steps, params)
-    state = TrainState(
-        step=jnp.zeros([], jnp.int32),
-        params=params,
-        opt_state=optimizer.init(params),
-        seed=jnp.uint32(run.seed),
+        self.step = jax.jit(step, donate_argnums=0)
+        sizes = dict(length=run.length, predictions=self.objective.slots(run.length))
+        row = metrics.row_flops(model, self.objective.heads, **sizes)
+        self.flops = row * run.batch
+        self.batches: Iterator[Batch] | None = None
+
+    @cached_property
+    def evaluator(self) -> HeldOut:
+        run = self.leg.run
+        return HeldOut(
+            self.held_out,
+            model=self.model,
+            objective=self.objective,
+            mesh=self.mesh,
+            batch=run.batch,
+            count=run.eval.rows or None,
+        )
+
+    def first_carry(self):
+        carry = self.objective.first_carry(self.model, self.leg.run.batch)
+        return jax.device_put(carry, by_rows(self.mesh))
+
+    def enter(self, state: TrainState, moments: str) -> TrainState:
+        """The state in which a later stage begins."""
+        params, opt_state = self.objective.begin(state.params), state.opt_state
+        if moments == "reset":
+            opt_state = reset_moments(opt_state, self.optimizer.init(params))
+        carry = self.first_carry()
+        return state.replace(params=params, opt_state=opt_state, carry=carry)
+
+    def next_batch(self, course: Course, step: int) -> Batch:
+        run = self.leg.run
+        if self.batches is None:
+            mine = course.leg_of == course.legs.index(self.leg)
+            self.batches = train_batches(
+                self.rows,
+                size=run.batch,
+                start=int(course.batch_of[step]),
+                stop=int(course.batch_of[mine].max()) + 1,
+                part=self.part,
+                alpha=run.alpha,
+                direction=run.direction,
+            )
+        return next(self.batches)
+
+    def describe(self) -> str:
+        run, plan = self.leg.run, self.rows.plan
+        task = f"{self.leg.task}: " if self.leg.task else ""
+        return (
+            f"{task}{run.steps} steps of {self.objective.name}, "
+            f"{self.rows.corpus.about['pieces']:,} pieces in {len(self.rows):,} "
+            f"{run.rows} rows of {run.length} ({plan.covered:.1%} of the pieces, "
+            f"{plan.real:.1%} real tokens), {plan.about['cut']} sentences longer than "
+            "a row were cut"
+        )
+
+
+def make_lane(
+    leg: Leg, corpus: Corpus, held_out: Corpus | None, mesh, say: Callable
+) -> Lane:
+    """Checks a leg against its data; nothing is compiled yet."""
+    run, digest = leg.run, corpus.tokenizer.hash
+    if run.data != str(corpus.path):
+        other = open_corpus(run.data)
+        check_same_tokenizer(other, digest, f"the training data {corpus.path}")
+        corpus = other
+    objective = make_objective(
+        run.objective,
+        preset=preset(run.preset),
+        arch=run.arch,
+        rows=run.rows,
+        tokenizer=corpus.tokenizer,
+        say=say,
     )
-    return state, optimizer
+    rows = Rows(corpus, run.rows, run.length, run.across, run.seed)
+    lacking = sorted(set(objective.columns) - set(rows.empty(1)))
+    if lacking:
+        raise InputError(
+            f"{objective.name} needs {', '.join(lacking)}: {run.data} has no such "
+            "column; see `bert_jax prepare --words`"
+        )
+    scored = None
+    if held_out is not None:
+        check_same_tokenizer(held_out, digest, f"the training data {run.data}")
+        scored = Rows(held_out, run.rows, run.length, run.across, seed=0)
+    part = own_rows(mesh, run.batch, field="batch")
+    if run.batch // run.accumulate % mesh.size:
+        raise InputError(
+            f"config.batch={run.batch} in config.accumulate={run.accumulate} parts "
+            f"does not divide over {mesh.size} devices"
+        )
+    return Lane(leg, objective, rows, scored, mesh, part)
 
 
 def compute_dtype(name: str) -> jnp.dtype:
@@ -215,113 +330,5 @@ def fit_vocabulary(run: Run, corpus: Corpus, say) -> Run:
     )
 
 
-def make_objective(run: Run, tokenizer, say):
-    """The preset's objective with the run's hyper-parameters."""
-    kind = OBJECTIVES[preset(run.preset).objective]
-    hyper = dict(run.objective)
-    valid = {field.name for field in dataclasses.fields(kind)}
-    problems = [
-        unknown("config field", f"objective.{name}", {f"objective.{v}" for v in valid})
-        for name in hyper
-        if name not in valid
-    ]
-    if problems:
-        raise InputError("\n".join(problems))
-    if "mask_id" in valid and tokenizer.mask_id is None:
-        raise InputError(
-            f"the {tokenizer.kind} tokenizer of {run.data} has no token to hide others "
-            "behind ([MASK]), which the objective needs: prepare with another one"
-        )
-    if run.rows not in LABELLED and hyper.get("next_sentence"):
-        hyper["next_sentence"] = 0.0
-        if preset(run.preset).rows in LABELLED:
-            say(f"rows={run.rows} are no pairs: next-sentence prediction is off")
-    decided = {
-        "vocab_size": tokenizer.size,
-        "mask_id": tokenizer.mask_id,
-        "special_ids": tokenizer.special_ids,
-        "pair_head": preset(run.preset).pair_head,
-    }
-    return kind(**{name: decided[name] for name in decided if name in valid}, **hyper)
-
-
-def make_evaluator(
-    run: Run, corpus: Corpus, held_out: Corpus | None, model, objective, mesh
-) -> HeldOut | None:
-    """Scores on the evaluation corpus, which must have the same tokenizer."""
-    if held_out is None:
-        return None
-    digest = corpus.tokenizer.hash
-    check_same_tokenizer(held_out, digest, f"the training data {run.data}")
-    return HeldOut(
-        Rows(held_out, run.rows, run.length, run.across, seed=0),
-        model=model,
-        objective=objective,
-        mesh=mesh,
-        batch=run.batch,
-        count=run.eval.rows or None,
-    )
-
-
-def claim_workdir(workdir: Path, about: dict, tokenizer, *, trained: bool) -> None:
-    """Writes what the run is; once there is a checkpoint it must be what is there."""
-    if jax.process_index():
-        return
-    path = workdir / "run.json"
-    if trained:
-        before = read_run(workdir)
-        problems = differences(before["config"], about["config"])
-        if before["corpus"] != about["corpus"]:
-            problems.append(
-                f"data: {before['config']['data']} then and {about['config']['data']} "
-                "now hold other text or another tokenizer"
-            )
-        if problems:
-            raise InputError(
-                f"{workdir} belongs to another configuration; use the same values, or "
-                f"go on from it in another --workdir with --config.init={workdir}:\n"
-                + "\n".join(problems)
-            )
-    else:
-        folder = workdir / "tokenizer"
-        others = ("corpus.json", "tokenizer_config.json", "config.json")
-        in_the_way = [name for name in others if (workdir / name).exists()]
-        if in_the_way:
-            raise InputError(
-                f"{workdir} holds {in_the_way[0]}: it is a corpus, a tokenizer or a "
-                "model; use another --workdir"
-            )
-        foreign = folder.exists() and not path.is_file()  # not of a run of ours
-        if foreign and load_tokenizer(folder).hash != tokenizer.hash:
-            raise InputError(
-                f"{folder} is another tokenizer than that of the data: it would be "
-                "overwritten; use another --workdir"
-            )
-        tokenizer.save(folder)
-        write_text(path, json.dumps(about, indent=2) + "\n")
-
-
-def describe(run: Run, corpus: Corpus, rows: Rows, count: int, mesh, start: int) -> str:
-    verb = f"resumed at step {start}" if start else "training"
-    return (
-        f"{verb}: {run.preset} by {preset(run.preset).objective}, {count:,} "
-        f"parameters, {mesh.size} device(s), {corpus.about['pieces']:,} pieces in "
-        f"{len(rows):,} {run.rows} rows of "
-        f"{run.length} ({rows.plan.covered:.1%} of the pieces, {rows.plan.real:.1%} "
-        f"real tokens), {rows.plan.about['cut']} sentences longer than a row were cut"
-    )
-
-
 def summary(scores: dict) -> str:
     return ", ".join(f"{name} {value:.4g}" for name, value in scores.items())
-
-
-def scored_steps(workdir: Path) -> set[int]:
-    rows = metrics.read_metrics(workdir / "metrics.jsonl")
-    return {row["step"] for row in rows if row["kind"] == "eval"}
-
-
-def last_scores(workdir: Path) -> dict:
-    """The last line of each kind in metrics.jsonl."""
-    rows = metrics.read_metrics(workdir / "metrics.jsonl")
-    return {row["kind"]: row for row in rows}

@@ -10,12 +10,15 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax.sharding import SingleDeviceSharding
 
 from bert_jax.models.arch import Arch
-from bert_jax.models.model import Model
+from bert_jax.models.model import Model, init_params
+from bert_jax.objectives.base import Mean, Terms
 from bert_jax.objectives.masked_lm import MaskedLM
+from bert_jax.objectives.replaced_token import ReplacedToken
 from bert_jax.optim import Optim, make_optimizer
 from bert_jax.step import TrainState, make_train_step
 from tests.conftest import ROOT
@@ -261,3 +264,89 @@ def test_tpu_chips_draw_only_for_their_own_rows(tpu: dict):
     assert max(sizes) <= local
     # The bits of dropout are in there: the check is not empty.
     assert max(sizes) >= LENGTH * 128
+
+
+WHOLE = MaskedLM(300, 4, (0, 1, 2, 3, 4), choose="word", boundary=0.5)
+FOUND = ReplacedToken(300, 4, (0, 1, 2, 3, 4), generator=0.5)
+
+
+@pytest.mark.parametrize("objective", [WHOLE, FOUND], ids=lambda of: of.name)
+def test_parts_of_a_batch_add_up_to_the_whole(objective):
+    """With dropout on, and parts that hold different numbers of predictions."""
+    towers = objective.towers(ARCH)
+    model = Model(ARCH, towers=towers)
+    params = init_params(model, jax.random.key(1), heads=objective.heads)
+    batch = make_batch() | {"words": np.cumsum(np.ones((B, S), np.int32), 1)}
+    sums = batch["group"].reshape(-1, 4, S).sum((0, 2))
+    assert len(set(sums.tolist())) == 4
+
+    def after(accumulate: int):
+        optimizer = optax.sgd(1.0)
+        step = make_train_step(model, objective, optimizer, accumulate=accumulate)
+        state = TrainState(
+            *(jnp.int32(3), params, optimizer.init(params)), seed=jnp.uint32(7)
+        )
+        return jax.jit(step, compiler_options=QUICK)(state, batch)
+
+    (one, means), (four, their_means) = after(1), after(4)
+    assert means.keys() == their_means.keys()
+    for name, mean in means.items():
+        assert float(their_means[name].value) == pytest.approx(
+            float(mean.value), rel=2e-6, abs=1e-7
+        )
+    for a, b in zip(*map(jax.tree.leaves, (one.params, four.params)), strict=True):
+        np.testing.assert_allclose(b, a, rtol=0, atol=1e-6)
+    moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), one.params, params)
+    assert np.median(jax.tree.leaves(moved)) > 1e-3
+
+
+def test_copies_of_a_row_are_hidden_alike():
+    """RoBERTa's static masking: by (seed, row, epoch % copies), whatever the step."""
+    arch = ARCH.but(dropout=0.0, attention_dropout=0.0)
+    objective, params = MaskedLM(300, 4, (0, 1, 2, 3, 4)), fresh_params(arch)
+    optimizer = optax.sgd(0.0)
+    step = make_train_step(Model(arch), objective, optimizer, copies=2)
+    step = jax.jit(step, compiler_options=QUICK)
+
+    def loss(number: int, epoch: int, seed: int = 7) -> float:
+        state = TrainState(
+            jnp.int32(number), params, optimizer.init(params), jnp.uint32(seed)
+        )
+        batch = make_batch() | {"epoch": np.full(B, epoch, np.int32)}
+        return float(step(state, batch)[1]["masked_lm_loss"].value)
+
+    first = loss(0, 0)
+    assert loss(5, 0) == loss(9, 2) == first
+    assert loss(0, 1) == loss(3, 3) != first
+    assert loss(0, 0, seed=8) != first
+
+
+def test_a_step_without_a_finite_gradient_changes_nothing():
+    class Explodes(MaskedLM):
+        def terms(self, net, batch, carry=None):
+            found = super().terms(net, batch, carry)
+            loss = found.means["masked_lm_loss"]
+            factor = jnp.where(batch["row_id"][0] == 99, jnp.inf, 1.0)
+            changed = Mean(loss.total * factor, loss.count)
+            return Terms(found.means | {"masked_lm_loss": changed})
+
+    params = fresh_params(ARCH)
+    optimizer = make_optimizer(Optim(lr=1e-3, warmup=0), 100, params)
+    objective = Explodes(300, 4, (0, 1, 2, 3, 4))
+    step = make_train_step(Model(ARCH), objective, optimizer, nonfinite="skip")
+    step = jax.jit(step, compiler_options=QUICK)
+    state = TrainState(jnp.int32(0), params, optimizer.init(params), jnp.uint32(7))
+    bad = make_batch() | {"row_id": np.full(B, 99, np.int32)}
+    after, means = step(state, bad)
+    assert int(after.step) == 1
+    for a, b in zip(*(jax.tree.leaves(s.params) for s in (state, after)), strict=True):
+        np.testing.assert_array_equal(a, b)
+    for a, b in zip(
+        *(jax.tree.leaves(s.opt_state) for s in (state, after)), strict=True
+    ):
+        np.testing.assert_array_equal(a, b)
+    assert float(means["skipped"].total) == 1.0
+    assert float(means["loss"].count) == 0.0
+    after, means = step(after, make_batch())
+    assert float(means["skipped"].total) == 0.0
+    assert np.isfinite(float(means["loss"].value))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import bert_jax
-from bert_jax import checkpoint, metrics, optim
+from bert_jax import checkpoint, course, metrics
 from bert_jax.cli import main
 from bert_jax.config import load_config, override, resolve
 from bert_jax.data.tokenizers import SPECIALS, WordPiece, train_bpe
@@ -18,9 +18,7 @@ from bert_jax.errors import InputError
 from bert_jax.evaluate import evaluate
 from bert_jax.evaluators.held_out import HeldOut
 from bert_jax.metrics import NotFiniteError, read_metrics
-from bert_jax.models.model import Model
 from bert_jax.objectives.base import Mean
-from bert_jax.objectives.masked_lm import MaskedLM
 from bert_jax.parity import tiny as tiny_arch
 from bert_jax.presets import preset
 from bert_jax.train import train
@@ -190,13 +188,12 @@ def test_the_clock_goes_on_while_lines_are_written(tiny_corpus, monkeypatch):
             now[0] += 5.0
 
     run = tiny.make_run(tiny_corpus, log_every=2)
-    objective = MaskedLM(100, mask_id=4, special_ids=())
-    under_way = metrics.UnderWay(run, Model(run.arch), objective, Writers())
+    under_way = metrics.UnderWay(run, lambda step: 0.1, Writers())
     monkeypatch.setattr(metrics.time, "perf_counter", lambda: now[0])
     one = Mean(np.float32(1), np.float32(1))
     means = dict.fromkeys(("loss", "grad_norm", "real_tokens"), one)
     for step in range(1, 7):
-        under_way.add(step, means, "")
+        under_way.add(step, means, "", flops=1e9)
     under_way.finish()
     assert rates == pytest.approx([1.0, 2 / 7, 2 / 7])
 
@@ -258,14 +255,14 @@ def test_a_loss_that_is_not_finite_stops_the_run(tiny_corpus, finished, tmp_path
     """The rate explodes with step 6: what was saved before is kept and good."""
     workdir = tmp_path / "run"
     good = tiny.make_run(tiny_corpus, steps=9, save_every=2)
-    schedule = optim.schedule_of
+    schedule = course.schedule_of
 
     def explodes(settings, steps):
         before = schedule(settings, steps)
         return lambda t: jax.numpy.where(t == 5, 1e38, before(t))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(optim, "schedule_of", explodes)
+        patch.setattr(course, "schedule_of", explodes)
         with pytest.raises(NotFiniteError) as caught:
             train(good, workdir, progress=False)
     text = str(caught.value)
@@ -574,7 +571,9 @@ def test_lamb_shows_how_far_it_trusts_each_layer(tiny_corpus, tmp_path):
 def test_units_that_the_data_does_not_have(tiny_corpus, tmp_path):
     unit = {"objective__choose": "word", "objective__unit": "phrases"}
     run = tiny.make_run(tiny_corpus, steps=2, **unit)
-    with pytest.raises(InputError, match="objective.unit=phrases: .* has no such colu"):
+    with pytest.raises(
+        InputError, match="masked_lm needs phrases: .* has no such column"
+    ):
         train(run, tmp_path / "run", progress=False)
     assert not (tmp_path / "run/run.json").exists()
 
@@ -607,3 +606,94 @@ def test_electra_trains_two_towers(tiny_corpus, tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "as ElectraForPreTraining; PyTorch's logits differ by at most" in printed
     assert "generator/stack/layers/attention/q/kernel" in printed
+
+
+STAGES = (
+    {"steps": 3, "length": 16, "batch": 16},
+    {"steps": 3, "moments": "reset", "optim.lr": 5e-4, "accumulate": 1},
+)
+
+
+def stage_run(corpus, **changes):
+    held_out = dict(eval__data=corpus.path, eval__every=3)
+    return tiny.make_run(corpus, stages=STAGES, **held_out | changes)
+
+
+@pytest.fixture(scope="module")
+def in_stages(tiny_corpus, tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("stages") / "run"
+    train(stage_run(tiny_corpus), workdir, progress=False)
+    return workdir
+
+
+def test_stages_have_rows_rates_and_moments_of_their_own(in_stages, tiny_corpus):
+    rows = [r for r in read_metrics(in_stages / "metrics.jsonl") if "lr" in r]
+    assert rows[0]["lr"] == 2 * rows[3]["lr"] > 0
+    fresh = course.course_of(stage_run(tiny_corpus))
+    assert [float(fresh.rate(n)) for n in range(6)] == [row["lr"] for row in rows]
+    # Another length: other batches, the same ones as a run of that length begins with.
+    alone = tiny.make_run(tiny_corpus, steps=3)
+    train(alone, in_stages.parent / "alone", progress=False)
+    there = read_metrics(in_stages.parent / "alone/metrics.jsonl")
+    assert [r["batch"] for r in rows][3:] == [r["batch"] for r in there]
+
+
+@pytest.mark.parametrize("step", [2, 4])
+def test_a_run_goes_on_in_any_stage(in_stages, tiny_corpus, tmp_path, step):
+    copy = shutil.copytree(in_stages, tmp_path / "copy")
+    for later in range(step + 1, 7):
+        shutil.rmtree(copy / f"checkpoints/{later}", ignore_errors=True)
+    train(stage_run(tiny_corpus), copy, progress=False)
+    assert same(leaves(copy), leaves(in_stages))
+
+
+def test_moments_are_reset_only_where_a_stage_says_so(in_stages, tiny_corpus, tmp_path):
+    kept = tuple({k: v for k, v in s.items() if k != "moments"} for s in STAGES)
+    train(stage_run(tiny_corpus, stages=kept), tmp_path / "run", progress=False)
+    assert same(leaves(tmp_path / "run", 2), leaves(in_stages, 2))
+    assert not same(leaves(tmp_path / "run"), leaves(in_stages))
+
+
+def test_tasks_share_a_model(tiny_corpus, tmp_path):
+    """Two objectives on rows of their own, mixed; all heads are saved."""
+    run = tiny.make_run(
+        tiny_corpus,
+        tasks=(
+            ("masked", {"objective.name": "masked_lm"}),
+            ("causal", {"objective.name": "causal_lm", "rows": "stream"}),
+        ),
+        stages=(
+            {"steps": 2, "tasks": {"masked": 2}},
+            {"steps": 4, "tasks": {"masked": 2, "causal": 2}},
+        ),
+        eval__data=tiny_corpus.path,
+        eval__every=0,
+    )
+    result = train(run, tmp_path / "run", progress=False)
+    assert result["finished"]
+    rows = read_metrics(tmp_path / "run/metrics.jsonl")
+    trained = [row for row in rows if row["kind"] == "train"]
+    kinds = ["causal_lm_loss" in row for row in trained]
+    assert kinds == [False, False, False, True, False, True]
+    assert {"masked_lm_loss", "causal_lm_loss"} <= result["eval"].keys()
+    assert bert_jax.load(tmp_path / "run").heads == ("lm", "pooler", "nsp")
+
+
+def test_a_gradient_that_is_not_finite_is_skipped(tiny_corpus, tmp_path, monkeypatch):
+    """Step 3 sees a rate that makes the parameters infinite: from there on all losses
+    are no numbers, each is reported, and ten in a row end the run."""
+    schedule = course.schedule_of
+
+    def explodes(settings, steps):
+        before = schedule(settings, steps)
+        return lambda t: jax.numpy.where(t == 2, jax.numpy.inf, before(t))
+
+    monkeypatch.setattr(course, "schedule_of", explodes)
+    settings = dict(steps=20, nonfinite="skip", save_every=100)
+    said = []
+    monkeypatch.setattr(metrics.tqdm, "write", said.append)
+    with pytest.raises(NotFiniteError, match="gradients of 10 steps, the last of them"):
+        train(tiny.make_run(tiny_corpus, **settings), tmp_path / "run", progress=False)
+    skips = [text for text in said if "is skipped: its gradient is not fin" in text]
+    assert skips[0].startswith("step 4 ")
+    assert len(skips) == 10

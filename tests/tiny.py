@@ -61,6 +61,9 @@ def make_corpus(folder: Path, *, tokenizer: Tokenizer, seed: int = 0) -> Corpus:
 def make_run(corpus: Corpus, **changes: str) -> Run:
     """A run of the smallest BERT; fields are given with __ for the dot."""
     config = load_config("pretrain:bert-tiny")
-    named = {name.replace("__", "."): str(value) for name, value in changes.items()}
+    named = {
+        name.replace("__", "."): value if isinstance(value, tuple) else str(value)
+        for name, value in changes.items()
+    }
     override(config, {"data": str(corpus.path), **SETTINGS, **named})
     return resolve(config)

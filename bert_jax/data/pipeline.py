@@ -33,12 +33,13 @@ class Stream:
 
     def batch(self, step: int) -> Batch:
         size = self.order.batch
-        found = []
+        found, samples = [], []
         for slot in self.slots:
             back, slot = divmod(slot, size)
             sample, back = step * size + slot, bool(back)
             read, place = self.order(sample, back=back)
             found.append((read, place))
+            samples.append((sample, back))
             self.start(read)
             if self.rows.corpus.remote:  # what the slot will need after this
                 left = place + 1 if back else read.last - read.first - place
@@ -52,7 +53,20 @@ class Stream:
                 del self.under_way[read]
         batch = self.rows.build(rows, pieces, len(rows))
         self.rows.turn(batch, [n for n, (read, _) in enumerate(found) if read.back])
+        batch["epoch"][:] = [read.epoch for read, _ in found]
+        if "continues" in batch:
+            batch["continues"][:] = [
+                self.follows(row, sample - size, back)
+                for row, (sample, back) in zip(rows, samples, strict=True)
+            ]
         return batch
+
+    def follows(self, row: int, sample: int, back: bool) -> bool:
+        """Whether the row is the next one after that of an earlier sample."""
+        if sample < 0:
+            return False
+        read, place = self.order(sample, back=back)
+        return row - int(self.order.rows_of(read)[place]) == (-1 if back else 1)
 
     def start(self, read: Read) -> None:
         if read not in self.under_way:

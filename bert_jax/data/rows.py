@@ -7,9 +7,11 @@
     types      0 in part A, 1 in part B
     words      number of the word, from 1 on through the row; 0 is a special token
     row_id     number of the row in the plan; -1 is a row of padding
+    epoch      how often the corpus was gone through before
 
 and for pairs `first` (where each example begins) and `next_sentence` (its label, -1 is
-none). Nothing is hidden here: rows are clean.
+none); for a stream `continues` (1 where the row goes on where the one in its place of
+the batch before ended). Nothing is hidden here: rows are clean.
 """
 
 import dataclasses
@@ -99,6 +101,9 @@ class Rows:
         batch = {name: np.zeros((count, self.length), np.int32) for name in names}
         batch["ids"][:] = self.corpus.tokenizer.pad_id or 0  # GPT-2 has none
         batch["row_id"] = np.full(count, -1, np.int32)
+        batch["epoch"] = np.zeros(count, np.int32)
+        if self.kind == "stream":
+            batch["continues"] = np.zeros(count, np.int32)
         if self.kind in LABELLED:
             batch["first"] = np.zeros((count, self.plan.most), np.int32)
             batch["next_sentence"] = np.full((count, self.plan.most), -1, np.int32)

@@ -77,6 +77,14 @@ class Objective(Protocol):
         """What the model must have beside its main tower, by name."""
         return ()
 
+    def problems(self, arch: Arch, rows: str) -> list[str]:
+        """Why it cannot train such a model on such rows: nothing, or what to change."""
+        return []
+
+    def begin(self, params: dict) -> dict:
+        """The parameters with which a stage that trains it begins."""
+        return params
+
     def slots(self, length: int) -> int:
         """The most predictions in a row of that many tokens."""
 

@@ -72,7 +72,8 @@ def slow_row(rows: Rows, number: int, ids: list[int], begins: dict) -> dict[str,
     row["next_sentence"] += [-1] * missing
     if rows.kind not in LABELLED:
         del row["first"], row["next_sentence"]
-    return row
+    row["epoch"] = 0  # of a row by itself: the stream of batches counts them
+    return row | ({"continues": 0} if rows.kind == "stream" else {})
 
 
 def slow_batch(rows: Rows, numbers, ids, begins) -> dict[str, np.ndarray]:

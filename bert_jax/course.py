@@ -1,0 +1,165 @@
+"""The course of a run: what each step trains, and which batch it gets.
+
+A run is a row of stages, each a dict of changes to the config (the 76-minute recipe of
+LAMB: short rows, then long ones with a warm-up of their own, You et al. 2020,
+arXiv:1904.00962). A stage may train several tasks, as many steps of each as it says,
+evenly mixed (ERNIE 2.0's continual learning, Sun et al. 2020, arXiv:1907.12412).
+
+    stages = ({"steps": 900, "length": 128}, {"steps": 100, "length": 512})
+
+    tasks = (("words", {"objective.choose": "word"}), ("order", {"rows": "order"}))
+    stages = ({"steps": 50, "tasks": {"words": 50}},
+              {"steps": 90, "tasks": {"words": 30, "order": 60}})
+
+What is trained in step k, and how many batches of the same rows came before, is a
+function of k alone.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from functools import cached_property
+
+import numpy as np
+import optax
+from ml_collections import ConfigDict
+
+from bert_jax.config import Run, flatten, override, resolve
+from bert_jax.errors import InputError, unknown
+from bert_jax.optim import schedule_of
+
+# What decides the rows of a batch: steps that agree in these go on in one stream.
+STREAM = ("data", "rows", "across", "direction", "alpha", "length", "batch")
+MOMENTS = ("keep", "reset")  # what a stage does to the optimizer's moments
+OF_A_STAGE = ("steps", "tasks", "moments")  # beside the fields of a config
+
+
+@dataclasses.dataclass(frozen=True)
+class Leg:
+    """Steps that are alike: those of a stage, or of one task in it."""
+
+    stage: int
+    task: str  # "" where the run has no tasks
+    run: Run  # with the changes of the task and of the stage
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Course:
+    legs: tuple[Leg, ...]
+    leg_of: np.ndarray  # [steps], number of the leg of each step
+    starts: tuple[int, ...]  # the step at which each stage begins, from 0
+    moments: tuple[str, ...]  # of each stage: keep | reset
+
+    @cached_property
+    def batch_of(self) -> np.ndarray:
+        """[steps]: how many earlier steps took a batch of the same stream."""
+        keys = [tuple(getattr(leg.run, f) for f in STREAM) for leg in self.legs]
+        stream = np.asarray([keys.index(key) for key in keys])[self.leg_of]
+        found = np.zeros(len(stream), np.int64)
+        for number in set(stream.tolist()):
+            found[stream == number] = np.arange((stream == number).sum())
+        return found
+
+    @property
+    def rate(self) -> optax.Schedule:
+        """The learning rate of the whole run: each stage warms up by itself."""
+        stages = [self.legs_of(n)[0] for n in range(len(self.starts))]
+        each = [schedule_of(leg.run.optim, leg.run.steps) for leg in stages]
+        return optax.join_schedules(each, list(self.starts[1:]))
+
+    def legs_of(self, stage: int) -> list[Leg]:
+        return [leg for leg in self.legs if leg.stage == stage]
+
+
+def course_of(run: Run) -> Course:
+    """The stages of a run; all that is wrong with them is told at once."""
+    stages = run.stages or ({"steps": run.steps},)
+    tasks = dict(run.tasks)
+    problems = wrong_stages(run, stages, tasks)
+    legs, parts = [], []
+    for number, stage in enumerate(stages) if not problems else ():
+        counts = stage.get("tasks", {"": stage["steps"]})
+        own = {k: v for k, v in stage.items() if k not in ("tasks", "moments")}
+        parts.append(len(legs) + interleave(list(counts.values())))
+        for task in counts:
+            changes = {**tasks.get(task, {}), **own}
+            try:
+                legs.append(Leg(number, task, changed(run, changes)))
+            except InputError as error:
+                place = f"config.stages[{number}]" + (f", task {task}" if task else "")
+                problems.append(f"{place}: {error}" if run.stages else str(error))
+    if problems:
+        raise InputError("\n".join(problems))
+    sizes = [stage["steps"] for stage in stages]
+    return Course(
+        tuple(legs),
+        np.concatenate(parts),
+        tuple(np.cumsum([0, *sizes[:-1]]).tolist()),
+        tuple(stage.get("moments", "keep") for stage in stages),
+    )
+
+
+def interleave(counts: list[int]) -> np.ndarray:
+    """So many times 0, 1, ..., each spread evenly over all of them."""
+    places = np.concatenate([(np.arange(n) + 0.5) / n for n in counts])
+    which = np.repeat(np.arange(len(counts)), counts)
+    return which[np.argsort(places, kind="stable")]
+
+
+def changed(run: Run, changes: Mapping) -> Run:
+    """The run with some fields changed, checked anew."""
+    config = ConfigDict(run.as_dict())
+    config.stages = config.tasks = ()
+    override(config, dict(changes))
+    return resolve(config)
+
+
+def wrong_stages(run: Run, stages, tasks: dict) -> list[str]:
+    """What cannot be read as stages, does not add up, or may not be changed."""
+    problems = []
+    if tasks and not run.stages:
+        problems.append("config.tasks needs config.stages: how many steps of each task")
+    total = 0
+    for number, stage in enumerate(stages):
+        place = f"config.stages[{number}]"
+        steps = stage.get("steps")
+        if not isinstance(steps, int) or steps < 1:
+            problems.append(f"{place} needs `steps`, a number of at least 1: {stage}")
+            continue
+        total += steps
+        if stage.get("moments", "keep") not in MOMENTS:
+            problems.append(unknown(f"{place}.moments", stage["moments"], MOMENTS))
+        fields = [*OF_A_STAGE, *(name for name, _ in flatten(run.as_dict()))]
+        for name in stage:
+            if name.startswith("objective.") or name in filter(may_change, fields):
+                continue  # those of an objective are known only with its name
+            if name in fields:
+                problems.append(f"{place}: {name} is one for the whole run")
+            else:
+                problems.append(unknown(place, name, filter(may_change, fields)))
+        if tasks or "tasks" in stage:
+            counts = stage.get("tasks", {})
+            for task, count in counts.items():
+                if task not in tasks:
+                    problems.append(unknown(f"{place}.tasks", task, tasks))
+                elif not isinstance(count, int) or count < 1:
+                    problems.append(f"{place}.tasks: {count} steps of {task}")
+            whole = [count for count in counts.values() if isinstance(count, int)]
+            if sum(whole) != steps:
+                problems.append(
+                    f"{place}: the steps of its tasks add up to {sum(whole)}, not to "
+                    f"its steps={steps}"
+                )
+    if not problems and total != run.steps:
+        problems.append(
+            f"config.steps={run.steps}, but the stages add up to {total} steps"
+        )
+    return problems
+
+
+def may_change(name: str) -> bool:
+    """Whether a stage may have a value of its own for a field of the config."""
+    own = ("accumulate", "copies", *STREAM, *OF_A_STAGE)
+    one = ("optim.name", "optim.variant")  # the form of the optimizer's state
+    return name in own or (
+        name.startswith(("objective.", "optim.")) and name not in one
+    )
