@@ -5,14 +5,16 @@ LAMB: short rows, then long ones with a warm-up of their own, You et al. 2020,
 arXiv:1904.00962). A stage may train several tasks, as many steps of each as it says,
 evenly mixed (ERNIE 2.0's continual learning, Sun et al. 2020, arXiv:1907.12412).
 
-    stages = ({"steps": 900, "length": 128}, {"steps": 100, "length": 512})
+    stages = ({"steps": 900, "length": 128},
+              {"steps": 100, "length": 512, "optim.lr": 1e-3, "moments": "reset"})
 
     tasks = (("words", {"objective.choose": "word"}), ("order", {"rows": "order"}))
     stages = ({"steps": 50, "tasks": {"words": 50}},
               {"steps": 90, "tasks": {"words": 30, "order": 60}})
 
-What is trained in step k, and how many batches of the same rows came before, is a
-function of k alone.
+A stage that names a rate, a warm-up or a schedule has a schedule of its own, from its
+first step to its last; one that does not goes on in that of the run. What step k
+trains, and how many batches of the same rows came before, is a function of k alone.
 """
 
 import dataclasses
@@ -31,6 +33,7 @@ from bert_jax.optim import schedule_of
 STREAM = ("data", "rows", "across", "direction", "alpha", "length", "batch")
 MOMENTS = ("keep", "reset")  # what a stage does to the optimizer's moments
 OF_A_STAGE = ("steps", "tasks", "moments")  # beside the fields of a config
+OF_A_SCHEDULE = ("optim.lr", "optim.warmup", "optim.schedule", "optim.power")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +51,7 @@ class Course:
     leg_of: np.ndarray  # [steps], number of the leg of each step
     starts: tuple[int, ...]  # the step at which each stage begins, from 0
     moments: tuple[str, ...]  # of each stage: keep | reset
+    rate: optax.Schedule  # the learning rate of the whole run
 
     @cached_property
     def batch_of(self) -> np.ndarray:
@@ -59,16 +63,6 @@ class Course:
             found[stream == number] = np.arange((stream == number).sum())
         return found
 
-    @property
-    def rate(self) -> optax.Schedule:
-        """The learning rate of the whole run: each stage warms up by itself."""
-        stages = [self.legs_of(n)[0] for n in range(len(self.starts))]
-        each = [schedule_of(leg.run.optim, leg.run.steps) for leg in stages]
-        return optax.join_schedules(each, list(self.starts[1:]))
-
-    def legs_of(self, stage: int) -> list[Leg]:
-        return [leg for leg in self.legs if leg.stage == stage]
-
 
 def course_of(run: Run) -> Course:
     """The stages of a run; all that is wrong with them is told at once."""
@@ -78,7 +72,9 @@ def course_of(run: Run) -> Course:
     legs, parts = [], []
     for number, stage in enumerate(stages) if not problems else ():
         counts = stage.get("tasks", {"": stage["steps"]})
-        own = {k: v for k, v in stage.items() if k not in ("tasks", "moments")}
+        own = {k: v for k, v in stage.items() if k not in OF_A_STAGE}
+        if has_schedule(stage):
+            own["steps"] = stage["steps"]
         parts.append(len(legs) + interleave(list(counts.values())))
         for task in counts:
             changes = {**tasks.get(task, {}), **own}
@@ -89,13 +85,28 @@ def course_of(run: Run) -> Course:
                 problems.append(f"{place}: {error}" if run.stages else str(error))
     if problems:
         raise InputError("\n".join(problems))
-    sizes = [stage["steps"] for stage in stages]
+    starts = np.cumsum([0, *(stage["steps"] for stage in stages)]).tolist()[:-1]
+    rates = [
+        rate_of(next(leg.run for leg in legs if leg.stage == number), stage, start)
+        for number, (stage, start) in enumerate(zip(stages, starts, strict=True))
+    ]
     return Course(
         tuple(legs),
         np.concatenate(parts),
-        tuple(np.cumsum([0, *sizes[:-1]]).tolist()),
+        tuple(starts),
         tuple(stage.get("moments", "keep") for stage in stages),
+        optax.join_schedules(rates, starts[1:]),
     )
+
+
+def has_schedule(stage: Mapping) -> bool:
+    return any(name in stage for name in OF_A_SCHEDULE)
+
+
+def rate_of(run: Run, stage: Mapping, start: int) -> optax.Schedule:
+    """The rate of a stage, by the number of steps since it began."""
+    schedule = schedule_of(run.optim, run.steps)
+    return schedule if has_schedule(stage) else lambda step: schedule(step + start)
 
 
 def interleave(counts: list[int]) -> np.ndarray:

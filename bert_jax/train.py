@@ -136,7 +136,7 @@ def train_alone(
     verb = f"resumed at step {start}" if start else "training"
     say(f"{verb}: {run.preset}, {count:,} parameters, {mesh.size} device(s)")
     for lane in lanes:
-        say(lane.describe())
+        say(lane.describe(course))
     writers = metrics.Writers(workdir, start=start, steps=run.steps, progress=progress)
     with writers, Interrupt() as interrupt:
         under_way = metrics.UnderWay(run, course.rate, writers)
@@ -256,11 +256,12 @@ class Lane:
             )
         return next(self.batches)
 
-    def describe(self) -> str:
+    def describe(self, course: Course) -> str:
         run, plan = self.leg.run, self.rows.plan
         task = f"{self.leg.task}: " if self.leg.task else ""
+        steps = (course.leg_of == course.legs.index(self.leg)).sum()
         return (
-            f"{task}{run.steps} steps of {self.objective.name}, "
+            f"{task}{steps} steps of {self.objective.name}, "
             f"{self.rows.corpus.about['pieces']:,} pieces in {len(self.rows):,} "
             f"{run.rows} rows of {run.length} ({plan.covered:.1%} of the pieces, "
             f"{plan.real:.1%} real tokens), {plan.about['cut']} sentences longer than "

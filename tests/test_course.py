@@ -41,6 +41,13 @@ def test_stages_begin_anew_with_their_rate():
     assert rates == pytest.approx(wanted, abs=1e-6)
 
 
+def test_a_stage_without_a_rate_goes_on_in_that_of_the_run():
+    stages = ({"steps": 90, "length": 128}, {"steps": 10, "length": 512})
+    straight, staged = course_of(make_run()), course_of(make_run(stages=stages))
+    rates = [[float(c.rate(n)) for n in range(100)] for c in (straight, staged)]
+    assert rates[0] == rates[1]
+
+
 def test_stages_that_keep_their_rows_go_on_in_them():
     stages = (
         {"steps": 40},

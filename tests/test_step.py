@@ -295,7 +295,8 @@ def test_parts_of_a_batch_add_up_to_the_whole(objective):
             float(mean.value), rel=2e-6, abs=1e-7
         )
     for a, b in zip(*map(jax.tree.leaves, (one.params, four.params)), strict=True):
-        np.testing.assert_allclose(b, a, rtol=0, atol=1e-6)
+        largest = max(1.0, np.abs(a).max())  # gradients of a loss that counts 50 times
+        np.testing.assert_allclose(b, a, rtol=0, atol=1e-6 * largest)
     moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), one.params, params)
     assert np.median(jax.tree.leaves(moved)) > 1e-3
 

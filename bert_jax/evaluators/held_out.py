@@ -50,7 +50,8 @@ class HeldOut:
             sums = means if sums is None else jax.tree.map(operator.add, sums, means)
         for name, mean in sums.items():
             yield name, float(mean.total / max(mean.count, 1.0))
-        loss = sums[f"{self.objective.name}_loss"]
-        if self.objective.name.endswith("_lm"):
+        first = next(iter(self.objective.weights))
+        loss = sums[first]
+        if first.endswith("_lm_loss"):
             yield "perplexity", math.exp(min(loss.total / max(loss.count, 1.0), 700.0))
         yield "predictions", float(loss.count)

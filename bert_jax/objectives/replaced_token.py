@@ -7,8 +7,14 @@ tokens, 85 % of which it sees as [MASK], the rest as they are. A piece drawn fro
 softmax is put in the place of each, in text that is otherwise clean, and the model says
 of every token, special ones too, whether it was replaced; a piece that was guessed
 right was not. No gradient goes through the draw (ELECTRA, Clark et al. 2020,
-arXiv:2003.10555). Differs from the release in: positions are chosen without
-replacement.
+arXiv:2003.10555).
+
+Both towers learn together, or in two stages (section 3.2 there): first the generator
+alone, then the model, which begins with the weights of a generator of its own size, and
+whose generator stays as it is (configs/electra_two_stage.py).
+
+Differs from the release in: positions are chosen without replacement. From the paper's
+two stages in: the tables stay shared, so the second stage moves those of the generator.
 """
 
 import dataclasses
@@ -16,11 +22,13 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from bert_jax.errors import InputError
+from bert_jax.errors import InputError, unknown
 from bert_jax.models.arch import Arch
 from bert_jax.objectives.base import Batch, Mean, Net, Objective, Terms, tokens_of
 from bert_jax.objectives.losses import binary_cross_entropy
 from bert_jax.objectives.masked_lm import MaskedLM
+
+PHASES = ("joint", "generator", "discriminator")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +46,7 @@ class ReplacedToken(Objective):
     weight: float = 50.0  # λ
     generator: float = 0.25  # its width, as a share of the model's
     generator_layers: float = 1.0  # its layers, likewise
+    phase: str = "joint"  # joint | generator | discriminator: which of them learns
 
     def __post_init__(self):
         problems = [
@@ -47,6 +56,8 @@ class ReplacedToken(Objective):
         ]
         if self.weight < 0:
             problems.append(f"objective.weight={self.weight} is negative")
+        if self.phase not in PHASES:
+            problems.append(unknown("objective.phase", self.phase, PHASES))
         try:
             _ = self.masked
         except InputError as error:
@@ -69,7 +80,30 @@ class ReplacedToken(Objective):
 
     @property
     def weights(self) -> dict[str, float]:
-        return {"replaced_token_loss": self.weight, **self.masked.weights}
+        both = {"replaced_token_loss": self.weight, **self.masked.weights}
+        learns = {"joint": both, "generator": self.masked.weights}
+        return learns.get(self.phase, {"replaced_token_loss": self.weight})
+
+    def problems(self, arch: Arch, rows: str) -> list[str]:
+        (_, its), *_ = self.towers(arch)
+        if self.phase != "discriminator" or its == arch:
+            return []
+        return [
+            "objective.phase=discriminator begins with the generator's weights: it "
+            f"must be as large as the model (width {its.width} and {its.layers} layers "
+            f"instead of {arch.width} and {arch.layers}): objective.generator=1, "
+            "objective.generator_layers=1"
+        ]
+
+    def begin(self, params: dict) -> dict:
+        if self.phase != "discriminator":
+            return params
+        own = {
+            part: params["generator"][part]
+            for part in ("stack", "project")
+            if part in params["generator"]
+        }
+        return params | jax.tree.map(jnp.copy, own)
 
     def towers(self, arch: Arch) -> tuple[tuple[str, Arch], ...]:
         """Heads of 64 and an inner width of four times the width, as in the release."""
@@ -104,6 +138,8 @@ class ReplacedToken(Objective):
     def terms(self, net: Net, batch: Batch, carry=None) -> Terms:
         asked = dict(where=batch["where"], heads=("lm",), tower="generator")
         logits = net(tokens_of(batch), **asked)["lm"]
+        if self.phase == "generator":
+            return Terms(self.masked.scores(logits, batch))
         guesses = jax.lax.stop_gradient(sample(logits, batch["draws"]))
         ids, replaced = put(guesses, batch)
         scores = net(tokens_of({**batch, "ids": ids}), heads=("rtd",))["rtd"]

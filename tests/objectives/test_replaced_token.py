@@ -11,11 +11,12 @@ import pytest
 import torch
 from scipy import stats
 
+import bert_jax
 from bert_jax import parity
 from bert_jax.convert import engine
 from bert_jax.convert.tables import LAYOUTS
 from bert_jax.errors import InputError
-from bert_jax.metrics import row_flops, train_flops
+from bert_jax.metrics import read_metrics, row_flops, train_flops
 from bert_jax.models.model import Model, count_params, init_params
 from bert_jax.objectives.base import loss_of, tokens_of
 from bert_jax.objectives.losses import binary_cross_entropy
@@ -23,6 +24,8 @@ from bert_jax.objectives.replaced_token import ReplacedToken, put, sample
 from bert_jax.parity import GRADIENT, OUTPUT, QUICK, excess
 from bert_jax.presets import preset
 from bert_jax.step import Net, row_keys
+from bert_jax.train import train
+from tests import tiny
 from tests.models.made import TINY, drawn_params
 from tests.reference import assert_devices_do_not_talk
 
@@ -320,3 +323,47 @@ def test_wrong_numbers():
     assert "objective.generator=0.0 must be more than 0, and at most 1" in text
     assert "objective.weight=-1.0 is negative" in text
     assert "objective.rate=2.0 must be between 0 and 1" in text
+
+
+def test_two_stages_first_the_generator_then_the_model(tiny_corpus, tmp_path):
+    """The second stage begins with the generator's layers, and leaves the generator as
+    it is; the model's own head and the tables learn."""
+    frozen = (("^generator/", 0.0), (".*", 1.0))
+    second = {"objective.phase": "discriminator", "optim.rate_rules": frozen}
+    stages = ({"steps": 2, "objective.phase": "generator"}, {"steps": 2} | second)
+    sizes = {"objective__name": "replaced_token", "objective__generator": 1}
+    run = tiny.make_run(
+        tiny_corpus,
+        steps=4,
+        stages=stages,
+        save_every=1,
+        keep=9,
+        arch__heads=1,
+        **sizes,
+        arch__inner=128,
+    )
+    train(run, tmp_path / "run", progress=False)
+    at = {n: bert_jax.load(tmp_path / "run", step=n).params for n in (1, 2, 3, 4)}
+
+    def same(one, other) -> list[bool]:
+        leaves = zip(*map(jax.tree.leaves, (one, other)), strict=True)
+        return [bool(np.array_equal(a, b)) for a, b in leaves]
+
+    def far(one, other) -> float:
+        apart = jax.tree.map(lambda a, b: float(np.abs(a - b).max()), one, other)
+        return max(jax.tree.leaves(apart))
+
+    assert all(same(at[1]["rtd"], at[2]["rtd"]))  # no gradient, biases are 0
+    assert not any(same(at[1]["generator"]["lm"], at[2]["generator"]["lm"]))
+    assert all(same(at[2]["generator"], at[4]["generator"]))
+    assert not all(same(at[2]["rtd"], at[4]["rtd"]))
+    assert not all(same(at[2]["embed"], at[4]["embed"]))
+    # One step away from the generator's layers, far from its own of before.
+    begun, before = at[2]["generator"]["stack"], at[2]["stack"]
+    assert far(at[3]["stack"], begun) < 0.02 < far(before, begun)
+    rows = read_metrics(tmp_path / "run/metrics.jsonl")
+    assert ["replaced_token_loss" in row for row in rows] == [False, False, True, True]
+    name = dict(objective__name="replaced_token")
+    small = tiny.make_run(tiny_corpus, steps=4, stages=stages, **name)
+    with pytest.raises(InputError, match="must be as large as the model"):
+        train(small, tmp_path / "other", progress=False)

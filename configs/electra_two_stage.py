@@ -1,0 +1,26 @@
+"""ELECTRA in two stages (Clark et al. 2020, arXiv:2003.10555, section 3.2).
+
+    bert_jax train --config electra_two_stage --workdir runs/two_stage \
+        --config.data=corpus
+
+A generator as large as the model learns first, alone; then the model starts from its
+weights and learns to find what it replaced, while the generator stays as it is. In the
+paper (figure 3) this falls behind training both together.
+"""
+
+from bert_jax.configs import electra
+
+
+def get_config(arg: str = "electra-small-discriminator"):
+    config = electra.get_config(arg)
+    config.objective.generator = 1.0
+    half = config.steps // 2
+    keep_generator = (("^generator/", 0.0), (".*", 1.0))
+    again = {"optim.lr": config.optim.lr, "moments": "reset"}
+    config.stages = (
+        {"steps": half, "objective.phase": "generator", "optim.lr": config.optim.lr},
+        {"steps": config.steps - half, "objective.phase": "discriminator"}
+        | again
+        | {"optim.rate_rules": keep_generator},
+    )
+    return config
