@@ -63,15 +63,19 @@ Any field of the config is set by --config.FIELD=VALUE:
   alpha       inputs of the corpus are sampled by share ** alpha (languages: 0.7)
   init        model to go on from: workdir or Hugging Face directory
   dtype       auto | float32 | bfloat16
+  accumulate  parts in which a batch is scored, one after the other: less memory
+  copies      0: what is hidden is drawn anew at every step; k: k fixed ways a row
+  nonfinite   stop | skip: what a gradient that is no number does
+  stages      lengths, rates and objectives one after the other, each for its steps:
+              "({'steps': 900, 'length': 128}, {'steps': 100, 'length': 512}),"
+  tasks       what stages may mix: bert_jax/course.py
   optim.*     name (bert_adamw, adamw, lamb, adafactor), variant (of lamb: paper,
               nvidia, google, albert, optax), lr, schedule (bert, linear, polynomial,
               cosine, rsqrt, constant), warmup (below 1 a share of the steps), power,
               decay, beta1, beta2, eps, clip, layer_decay, layer_form;
               decay_rules, rate_rules: "(('^embed/', 0.0), ('.*', 1.0))", 0 freezes
-  objective.* of masked_lm: rate, choose (token, word, ngram, macbert, span), unit
-              (words, phrases), replace (token, run), hide, randomise, next_sentence
-              and boundary (weights of these losses; 0: none); of replaced_token:
-              rate, hide, weight, generator, generator_layers
+  objective.* name (any objective for any preset), and its hyper-parameters, which
+              stand in bert_jax/objectives/NAME.py and in `bert_jax presets PRESET`
   arch.*      layers, width, heads, inner, dropout, stack, remat, ...
   eval.*      data (held-out corpus), every (0: at the end only), rows (spread over
               the corpus; 0: all)

@@ -83,6 +83,13 @@ def course_of(run: Run) -> Course:
             except InputError as error:
                 place = f"config.stages[{number}]" + (f", task {task}" if task else "")
                 problems.append(f"{place}: {error}" if run.stages else str(error))
+    for leg in legs:
+        alone = sum(other.stage == leg.stage for other in legs) == 1
+        if leg.run.objective.get("memory") and not alone:
+            problems.append(
+                f"config.stages[{leg.stage}], task {leg.task}: objective.memory is "
+                "that of the step before, which trained another task: set it to 0"
+            )
     if problems:
         raise InputError("\n".join(problems))
     starts = np.cumsum([0, *(stage["steps"] for stage in stages)]).tolist()[:-1]

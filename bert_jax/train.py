@@ -109,7 +109,7 @@ def train_alone(
         )
         say("\n".join(report))
     for lane in lanes:
-        lane.build(model, course.rate, params, mesh)
+        lane.build(model, course.rate, params)
     state = TrainState(
         step=jnp.zeros([], jnp.int32),
         params=params,
@@ -199,7 +199,7 @@ class Lane:
     mesh: jax.sharding.Mesh
     part: slice  # of a batch, that this process feeds
 
-    def build(self, model: Model, rate: optax.Schedule, params, mesh) -> None:
+    def build(self, model: Model, rate: optax.Schedule, params) -> None:
         """The optimizer and the step; it is compiled when it is first used."""
         run, self.model = self.leg.run, model
         self.optimizer = make_optimizer(run.optim, rate, params)
@@ -288,6 +288,11 @@ def make_lane(
     )
     rows = Rows(corpus, run.rows, run.length, run.across, run.seed)
     lacking = sorted(set(objective.columns) - set(rows.empty(1)))
+    if "continues" in lacking:
+        raise InputError(
+            f"config.objective.memory: {run.rows} rows are shuffled, memory is of the "
+            "text before: config.rows=stream, or config.objective.memory=0"
+        )
     if lacking:
         raise InputError(
             f"{objective.name} needs {', '.join(lacking)}: {run.data} has no such "

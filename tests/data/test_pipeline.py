@@ -329,6 +329,30 @@ def test_half_of_a_stream_goes_backwards(hosts, corpus):
         assert mirrored[:-1] == forward[1:] if slot < more else mirrored == forward
 
 
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_rows_of_a_stream_say_whether_they_go_on(hosts, corpus):
+    """Into the third epoch, forwards and backwards, and from any step on."""
+    rows = Rows(corpus, "stream", LENGTH)
+    slots, part = 3, 6 // hosts
+    stop = 2 * len(rows) // slots + 2
+    for start in (0, 5):
+        for host in range(hosts):
+            own = slice(host * part, (host + 1) * part)
+            options = dict(size=6, stop=stop, part=own, direction="both")
+            before = np.full(part, -9)
+            back = np.arange(6)[own] >= slots
+            breaks = 0
+            for n, batch in enumerate(train_batches(rows, start=start, **options)):
+                goes_on = batch["row_id"] - before == np.where(back, -1, 1)
+                if n or not start:
+                    np.testing.assert_array_equal(batch["continues"], goes_on)
+                    breaks += (~goes_on).sum()
+                before = batch["row_id"]
+                sample = (start + n) * slots + np.arange(6)[own] % slots
+                np.testing.assert_array_equal(batch["epoch"], sample // len(rows))
+            assert breaks == part * (3 if not start else 2)
+
+
 @pytest.mark.parametrize("across", ["attend", "block"])
 def test_backwards_is_a_mirror(across, tmp_path, tokenizer, corpus):
     """Of ids, groups and words; positions count up from 0 in every group."""
