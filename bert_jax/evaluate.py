@@ -55,6 +55,8 @@ def evaluate(
     hyper = dict(trained.get("objective", hyper))
     if model.preset.pair_head not in model.heads and "next_sentence" in hyper:
         hyper["next_sentence"] = 0.0
+    if "memory" in hyper:  # each row is scored by itself
+        hyper["memory"] = 0
     objective = make_objective(
         hyper,
         preset=model.preset,

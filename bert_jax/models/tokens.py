@@ -116,8 +116,12 @@ def remember(
         states = jnp.concatenate([before.states, states], axis=2)
         group = jnp.concatenate([before.tokens.group, group], axis=1)
     states = jax.lax.stop_gradient(states[:, :, max(0, states.shape[2] - length) :])
-    M = states.shape[2]
-    group = group[:, group.shape[1] - M :]
+    return memory_of(states, group[:, group.shape[1] - states.shape[2] :])
+
+
+def memory_of(states: jax.Array, group: jax.Array) -> Memory:
+    """States [N, B, M, D] as a memory that tokens of its group [B, M] see."""
+    M = group.shape[1]
     positions = jnp.broadcast_to(jnp.arange(-M, 0, dtype=jnp.int32), group.shape)
     blank = jnp.zeros_like(group)
     rank = jnp.full_like(group, BELOW_ALL)
