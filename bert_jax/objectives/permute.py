@@ -37,16 +37,15 @@ def choose_runs(
     partial: int,
     longest: int,
 ) -> jax.Array:
-    """Exactly min(count, candidates) of the candidates, in runs with room: bool [S].
+    """At most `count` of the candidates, in runs with room around them: bool [S].
 
     From left to right: n pieces are taken in a context of n * partial others, the part
-    on their left uniform, until `count` are taken or the end is reached. What lacks
-    then is chosen from the rest, piece by piece.
+    on their left uniform, until `count` are taken or the end is reached.
     """
     S = candidates.shape[0]
     index = jnp.arange(S)
     trips = -(-S // (partial + 1))  # a run and its context are at least so long
-    size_key, place_key, rest_key = jax.random.split(key, 3)
+    size_key, place_key = jax.random.split(key)
     odds = 1 / jnp.arange(1, longest + 1)
     sizes = 1 + jax.random.choice(size_key, longest, (trips,), p=odds / odds.sum())
     shares = jax.random.uniform(place_key, (trips,))
@@ -64,7 +63,7 @@ def choose_runs(
 
     first = (jnp.zeros_like(candidates), jnp.int32(0))
     (taken, _), _ = jax.lax.scan(take, first, (sizes, shares))
-    return taken | choose(rest_key, candidates & ~taken, count - taken.sum())
+    return taken
 
 
 def permute(
@@ -89,17 +88,20 @@ def permute(
     halves = []
     for number, count in enumerate((early, total - early)):
         half = slice(R, S) if number else slice(0, R)
-        run_key, order_key = jax.random.split(jax.random.fold_in(key, number))
+        keys = jax.random.split(jax.random.fold_in(key, number), 3)
+        words_there = candidates[half]
         chosen = choose_runs(
-            run_key,
-            candidates[half],
+            keys[0],
+            words_there,
             begins[half],
             count,
             partial=partial,
             longest=longest,
         )
-        order = jnp.argsort(jax.random.uniform(order_key, chosen.shape))
-        rank = jnp.where(candidates[half] & ~chosen, -1, order)
+        # What lacks, piece by piece.
+        chosen |= choose(keys[1], words_there & ~chosen, count - chosen.sum())
+        order = jnp.argsort(jax.random.uniform(keys[2], chosen.shape))
+        rank = jnp.where(words_there & ~chosen, -1, order)
         halves.append((chosen, rank + number * (R + 1)))
     chosen, rank = (jnp.concatenate(parts) for parts in zip(*halves, strict=True))
     return chosen, rank.astype(jnp.int32)
