@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bert_jax.errors import InputError
 from bert_jax.models.arch import Arch
 from bert_jax.models.model import Model, init_params
 from bert_jax.models.tokens import Tokens, rank_of
@@ -12,6 +13,7 @@ from bert_jax.objectives import OBJECTIVES
 from bert_jax.objectives.base import loss_of
 from bert_jax.objectives.causal_lm import CausalLM
 from bert_jax.step import Net
+from tests.models.made import quick_jit
 from tests.reference import collectives_in, shardings
 
 # Two examples and padding in the first row, one example in the second.
@@ -56,6 +58,73 @@ def test_every_token_predicts_the_next_of_its_example():
     assert len(want) == 2 + 1 + 5
     np.testing.assert_array_equal(asked["ids"], IDS)
     assert asked["where"].shape[1] == CausalLM().slots(6) == 5
+
+
+def test_right_to_left_every_token_predicts_the_one_before():
+    of = CausalLM(direction="backward")
+    asked = jax.device_get(of.corrupt(keys(2), batch()))
+    found = {
+        (row, int(where), int(target))
+        for row in range(2)
+        for where, target, weight in zip(
+            asked["where"][row],
+            asked["targets"][row],
+            asked["weights"][row],
+            strict=True,
+        )
+        if weight
+    }
+    assert found == {
+        (row, i, int(IDS[row, i - 1]))
+        for row in range(2)
+        for i in range(1, 6)
+        if GROUP[row, i] == GROUP[row, i - 1] and GROUP[row, i] > 0
+    }
+
+    def net(tokens, **_):
+        np.testing.assert_array_equal(tokens.rank, -tokens.positions)
+        return {"lm": jnp.zeros((2, 5, 11))}
+
+    loss = of.terms(net, asked).means["causal_lm_loss"]
+    assert float(loss.count) == 8
+
+
+def test_right_to_left_is_left_to_right_of_the_text_turned_round():
+    """The same loss and gradient, where positions are not told."""
+    arch = Arch(vocab_size=16, width=16, layers=1, heads=2, inner=24, max_positions=8)
+    params = init_params(Model(arch), jax.random.key(0), heads=("lm",))
+    params["embed"]["position"] = jnp.zeros_like(params["embed"]["position"])
+    ids = jnp.asarray(IDS[1:])
+    place = jnp.arange(6)[None]
+    zeros = jnp.zeros_like(ids)
+    row = {"ids": ids, "positions": place, "types": zeros, "group": zeros + 1}
+    turned = row | {"ids": ids[:, ::-1]}
+
+    def loss(params, of, row):
+        asked = of.corrupt(keys(1), row)
+        return loss_of(of, of.terms(Net(Model(arch), params), asked).means)
+
+    @quick_jit
+    def each(params):
+        forward, backward = CausalLM(), CausalLM(direction="backward")
+        same = ((forward, turned), (backward, row))
+        found = [jax.value_and_grad(loss)(params, *given) for given in same]
+        return found, loss(params, forward, row)
+
+    both, other = each(params)
+    for _, gradient in both:
+        gradient["embed"].pop("position")  # each at places of its own
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), *both)
+    assert abs(other - both[0][0]) > 1e-4
+
+
+def test_wrong_directions():
+    with pytest.raises(InputError, match="objective.direction.*forward"):
+        CausalLM(direction="back")
+    with pytest.raises(InputError, match="objective.memory=-1 must be at least 0"):
+        CausalLM(memory=-1)
+    with pytest.raises(InputError, match="objective.direction=backward reads the text"):
+        CausalLM(direction="backward", memory=4)
 
 
 class Uniform:

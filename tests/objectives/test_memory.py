@@ -1,0 +1,232 @@
+"""Memory through the objectives: a long text in steps is the long text at once."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from bert_jax.errors import InputError
+from bert_jax.models.model import Model
+from bert_jax.objectives.causal_lm import CausalLM
+from bert_jax.objectives.permuted_lm import PermutedLM
+from bert_jax.parity import OUTPUT, excess
+from bert_jax.presets import preset
+from bert_jax.step import Net, TrainState, make_train_step
+from tests.models.made import TINY, TRANSFORMER_XL, XLNET, drawn_params, quick_jit
+
+ARCH = TINY.but(**TRANSFORMER_XL, lm_head="bias")
+B, S, STEPS = 4, 8, 3
+SPECIAL = (0, 1, 2, 3, 4)
+
+
+def text(group: np.ndarray | None = None, *, length: int = S * STEPS) -> dict:
+    """Rows of a long text."""
+    ids = np.random.default_rng(0).integers(5, ARCH.vocab_size, (B, length))
+    place = np.broadcast_to(np.arange(length), ids.shape)
+    columns = {
+        "ids": ids,
+        "types": np.zeros_like(ids),
+        "positions": place,
+        "group": np.ones_like(ids) if group is None else group,
+        "words": place + 1,
+    }
+    return {name: column.astype(np.int32) for name, column in columns.items()}
+
+
+def piece(batch: dict, number: int, *, continues=1, **changes) -> dict:
+    """Row `number` of the stream: positions and groups begin again."""
+    part = {n: column[:, number * S : (number + 1) * S] for n, column in batch.items()}
+    part["positions"] = part["positions"] - number * S
+    part["continues"] = np.broadcast_to(np.asarray(continues, np.int32), B)
+    return part | changes
+
+
+@pytest.fixture(scope="module")
+def params() -> dict:
+    return drawn_params(ARCH, heads=("lm",))
+
+
+@quick_jit
+def read_with_memory(params, batch, carry):
+    """Logits of every prediction, and the carry."""
+    return scored(params, batch, carry)
+
+
+@quick_jit
+def read_at_once(params, batch):
+    return scored(params, batch, None)[0]
+
+
+def scored(params, batch, carry):
+    of, found = CausalLM(), {}
+    model = Model(ARCH)
+
+    def listening(tokens, **asked):
+        found.update(Net(model, params)(tokens, **asked))
+        return found
+
+    keys = jax.random.split(jax.random.key(0), B)
+    terms = of.terms(listening, of.corrupt(keys, batch), carry)
+    return found["lm"][..., : ARCH.vocab_size], terms.carry
+
+
+def in_steps(params, pieces: list[dict], length: int = 2 * S) -> list[np.ndarray]:
+    carry = CausalLM(memory=length).first_carry(Model(ARCH), B)
+    found = []
+    for part in pieces:
+        logits, carry = read_with_memory(params, part, carry)
+        found.append(np.asarray(logits))
+    return found
+
+
+def test_a_long_text_in_steps_is_the_text_at_once(params):
+    whole = text()
+    expected = np.asarray(read_at_once(params, whole))
+    steps = in_steps(params, [piece(whole, n) for n in range(STEPS)])
+    for n, found in enumerate(steps):
+        there = expected[:, n * S : (n + 1) * S - 1]
+        assert excess(found, there, **OUTPUT) <= 1, n
+    # A row alone is another: the memory was needed.
+    alone = read_at_once(params, piece(whole, 1))
+    assert excess(alone, expected[:, S : 2 * S - 1], **OUTPUT) > 1
+
+
+def test_rows_that_begin_a_text_see_nothing_of_the_one_before(params):
+    """In the second step two rows go on; in the third the others do, and remember the
+    second step alone."""
+    whole, go_on = text(), np.array([1, 0, 1, 0], np.int32)
+    pieces = [piece(whole, 0), piece(whole, 1, continues=go_on)]
+    pieces.append(piece(whole, 2, continues=1 - go_on))
+    _, second, third = in_steps(params, pieces)
+    at_once = np.asarray(read_at_once(params, whole))
+    alone = [np.asarray(read_at_once(params, piece(whole, n))) for n in range(STEPS)]
+    later = {name: column[:, S:] for name, column in whole.items()}
+    later["positions"] = later["positions"] - S
+    later = np.asarray(read_at_once(params, later))
+    for row, goes_on in enumerate(go_on):
+        expected = at_once[row, S : 2 * S - 1] if goes_on else alone[1][row]
+        assert excess(second[row], expected, **OUTPUT) <= 1
+        expected = alone[2][row] if goes_on else later[row, S:]
+        assert excess(third[row], expected, **OUTPUT) <= 1
+
+
+def test_documents_that_do_not_see_each_other(params):
+    """across=block: of the memory a row sees the document that goes on into it; one
+    that begins and ends inside a row is never remembered."""
+    documents = [[1] * 11 + [2] * 5 + [2] * 2 + [3] * 6, [1] * 4 + [2] * 20]
+    group = np.repeat(documents, 2, axis=0)
+    whole = text(group)
+    places = [[row[:i].count(row[i]) for i in range(24)] for row in documents]
+    whole["positions"] = np.repeat(places, 2, axis=0).astype(np.int32)
+    expected = np.asarray(read_at_once(params, whole))
+    pieces = []
+    for n in range(STEPS):
+        part = piece(whole, n)
+        own = part["group"] - part["group"][:, :1] + 1  # counted anew in every row
+        begins = np.diff(own, axis=1, prepend=0) > 0
+        start = np.maximum.accumulate(np.where(begins, np.arange(S), 0), axis=1)
+        part |= {"group": own, "positions": (np.arange(S) - start).astype(np.int32)}
+        pieces.append(part)
+    for n, found in enumerate(in_steps(params, pieces)):
+        there = expected[:, n * S : (n + 1) * S - 1]
+        assert excess(found, there, **OUTPUT) <= 1, n
+
+
+def test_a_row_that_ends_in_padding_leaves_no_memory(params):
+    whole = text()
+    cut = piece(whole, 0)
+    cut["group"] = (np.arange(S) < 5) * cut["group"]
+    found = in_steps(params, [cut, piece(whole, 1)])[1]
+    alone = read_at_once(params, piece(whole, 1))
+    assert excess(found, alone, **OUTPUT) <= 1
+
+
+def test_what_is_carried(params):
+    """The last M inputs of every layer, rows first; older ones move out."""
+    whole, length = text(), S + 3
+    carry = CausalLM(memory=length).first_carry(Model(ARCH), B)
+    assert carry["states"].shape == (B, ARCH.layers, length, ARCH.width)
+    assert not carry["group"].any()
+    groups = []
+    for n in range(STEPS):
+        before = carry
+        _, carry = read_with_memory(params, piece(whole, n), carry)
+        groups.append(int(carry["group"][0].sum()))
+        np.testing.assert_array_equal(
+            carry["states"][:, :, :3], before["states"][:, :, -3:]
+        )
+    assert groups == [S, S + 3, S + 3]
+    assert CausalLM().first_carry(Model(ARCH), B) is None
+    bf16 = CausalLM(memory=2).first_carry(Model(ARCH, dtype=jnp.bfloat16), B)
+    assert bf16["states"].dtype == jnp.bfloat16
+
+
+# Through the step.
+
+
+@pytest.mark.parametrize("name", ["causal_lm", "permuted_lm"])
+def test_parts_of_a_batch_add_up_to_the_whole(name: str):
+    """Two steps of gradient descent with dropout on and rows of other lengths: the
+    second reads what the first carried."""
+    arch = ARCH if name == "causal_lm" else TINY.but(**XLNET)
+    arch = arch.but(layers=1, dropout=0.2, attention_dropout=0.1)
+    of = CausalLM(memory=5)
+    if name == "permuted_lm":
+        of = PermutedLM(SPECIAL, partial=3, memory=5)
+    model, optimizer = Model(arch), optax.sgd(1.0)
+    whole = text()
+    batches = [piece(whole, n, continues=[1, 1, 0, 1]) for n in range(2)]
+    for row, size in enumerate((8, 3, 8, 6)):
+        batches[1]["group"] = batches[1]["group"] * 1
+        batches[1]["group"][row, size:] = 0
+    params = drawn_params(arch, heads=("lm",))
+    found = []
+    for accumulate in (1, 2):
+        one = jnp.int32(0), params, optimizer.init(params), jnp.uint32(5)
+        state = TrainState(*one, of.first_carry(model, B))
+        step = quick_jit(make_train_step(model, of, optimizer, accumulate=accumulate))
+        for batch in batches:
+            state, means = step(state, batch)
+        found.append(jax.device_get((state, means)))
+    (whole, means), (parts, sums) = found
+    assert float(means["loss"].value) == pytest.approx(
+        float(sums["loss"].value), abs=1e-6
+    )
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6, rtol=1e-6),
+        (whole.params, whole.carry),
+        (parts.params, parts.carry),
+    )
+    assert whole.carry["group"].sum(1).tolist() == [5, 0, 5, 0]
+
+
+def test_a_step_that_is_skipped_keeps_the_memory():
+    of, model, optimizer = CausalLM(memory=5), Model(ARCH), optax.sgd(1.0)
+    params = drawn_params(ARCH, heads=("lm",))
+    params["embed"]["token"][9] = np.nan
+    one = jnp.int32(0), params, optimizer.init(params), jnp.uint32(5)
+    state = TrainState(*one, of.first_carry(model, B))
+    step = quick_jit(make_train_step(model, of, optimizer, nonfinite="skip"))
+    batch = piece(text(), 0)
+    assert (batch["ids"] == 9).any()
+    after, _ = step(state, batch)
+    assert not after.carry["states"].any()
+    assert not after.carry["group"].any()
+
+
+# Bad input.
+
+
+def test_memory_needs_relative_positions():
+    for of in (CausalLM(memory=7), PermutedLM(SPECIAL, memory=7)):
+        with pytest.raises(InputError) as caught:
+            of.first_carry(Model(TINY.but(streams=1)), 2)
+        wanted = "arch.position='xl'" if of.name == "causal_lm" else "arch.streams=2"
+        assert wanted in str(caught.value)
+    assert CausalLM(memory=7).columns == ("continues",)
+
+
+def test_members_remember_as_much_as_their_releases_train_with():
+    assert preset("transfo-xl-wt103").hyper == {"memory": 384}
+    assert preset("transfo-xl-wt103-base").hyper == {"memory": 150}
