@@ -16,10 +16,11 @@ import jax
 import jax.numpy as jnp
 
 from bert_jax.errors import InputError, unknown
+from bert_jax.models.arch import Arch
 from bert_jax.models.model import Model
 from bert_jax.objectives.base import Batch, Mean, Net, Objective, Terms, tokens_of
 from bert_jax.objectives.losses import correct, cross_entropy
-from bert_jax.objectives.memory import first_memory, read_on
+from bert_jax.objectives.memory import first_memory, memory_problems, read_on
 
 ORDERS = {"forward": "causal", "backward": "backward"}  # by direction
 
@@ -56,6 +57,9 @@ class CausalLM(Objective):
 
     def slots(self, length: int) -> int:
         return length - 1
+
+    def problems(self, arch: Arch, rows: str) -> list[str]:
+        return memory_problems(self.memory, arch, rows)
 
     def first_carry(self, model: Model, rows: int):
         return first_memory(model, rows, self.memory)

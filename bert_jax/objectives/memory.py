@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from bert_jax.errors import InputError
+from bert_jax.models.arch import Arch
 from bert_jax.models.model import Model
 from bert_jax.models.tokens import Tokens, memory_of, remember
 from bert_jax.objectives.base import Net
@@ -25,17 +25,27 @@ from bert_jax.objectives.base import Net
 Carry = dict[str, jax.Array]
 
 
+def memory_problems(length: int, arch: Arch, rows: str) -> list[str]:
+    """Why such a model cannot remember on such rows."""
+    problems = []
+    if length and arch.position != "xl":
+        problems.append(
+            f"config.objective.memory={length} needs config.arch.position='xl', it is "
+            f"{arch.position!r}; 0 is no memory"
+        )
+    if length and rows != "stream":
+        problems.append(
+            f"config.objective.memory={length} needs config.rows=stream, in which a "
+            f"row goes on where the last ended, not {rows}; 0 is no memory"
+        )
+    return problems
+
+
 def first_memory(model: Model, rows: int, length: int) -> Carry | None:
     """Of nothing; None where the length is 0."""
-    arch = model.arch
     if not length:
         return None
-    if arch.position != "xl":
-        raise InputError(
-            f"objective.memory={length} needs config.arch.position='xl', it is "
-            f"{arch.position!r}: positions must be relative; use objective.memory=0"
-        )
-    states = (rows, arch.layers, length, arch.width)
+    states = (rows, model.arch.layers, length, model.arch.width)
     return {
         "states": jnp.zeros(states, model.dtype),
         "group": jnp.zeros((rows, length), jnp.int32),

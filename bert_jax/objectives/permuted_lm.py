@@ -20,11 +20,12 @@ import jax
 import jax.numpy as jnp
 
 from bert_jax.errors import InputError
+from bert_jax.models.arch import Arch
 from bert_jax.models.model import Model
 from bert_jax.objectives.base import Batch, Mean, Net, Objective, Terms, tokens_of
 from bert_jax.objectives.corrupt import positions_of
 from bert_jax.objectives.losses import correct, cross_entropy
-from bert_jax.objectives.memory import first_memory, read_on
+from bert_jax.objectives.memory import first_memory, memory_problems, read_on
 from bert_jax.objectives.permute import permute
 
 
@@ -61,12 +62,17 @@ class PermutedLM(Objective):
     def slots(self, length: int) -> int:
         return length // self.partial
 
-    def first_carry(self, model: Model, rows: int):
-        if model.arch.streams != 2:
-            raise InputError(
-                f"the objective permuted_lm needs config.arch.streams=2, it is "
-                f"{model.arch.streams}"
+    def problems(self, arch: Arch, rows: str) -> list[str]:
+        problems = memory_problems(self.memory, arch, rows)
+        if arch.streams != 2:
+            problems.append(
+                "config.objective.name=permuted_lm asks by a second stream: it needs "
+                f"config.arch.streams=2 (with config.arch.position='xl'), it is "
+                f"{arch.streams}"
             )
+        return problems
+
+    def first_carry(self, model: Model, rows: int):
         return first_memory(model, rows, self.memory)
 
     def corrupt(self, keys: jax.Array, batch: Batch) -> Batch:

@@ -1,5 +1,7 @@
 """Memory through the objectives: a long text in steps is the long text at once."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +10,7 @@ import pytest
 
 from bert_jax.errors import InputError
 from bert_jax.models.model import Model
+from bert_jax.objective import make_objective
 from bert_jax.objectives.causal_lm import CausalLM
 from bert_jax.objectives.permuted_lm import PermutedLM
 from bert_jax.parity import OUTPUT, excess
@@ -167,8 +170,8 @@ def test_what_is_carried(params):
 
 @pytest.mark.parametrize("name", ["causal_lm", "permuted_lm"])
 def test_parts_of_a_batch_add_up_to_the_whole(name: str):
-    """Two steps of gradient descent with dropout on and rows of other lengths: the
-    second reads what the first carried."""
+    """Two steps of gradient descent with dropout on, the second on rows of other
+    lengths, which read what the first carried."""
     arch = ARCH if name == "causal_lm" else TINY.but(**XLNET)
     arch = arch.but(layers=1, dropout=0.2, attention_dropout=0.1)
     of = CausalLM(memory=5)
@@ -177,9 +180,8 @@ def test_parts_of_a_batch_add_up_to_the_whole(name: str):
     model, optimizer = Model(arch), optax.sgd(1.0)
     whole = text()
     batches = [piece(whole, n, continues=[1, 1, 0, 1]) for n in range(2)]
-    for row, size in enumerate((8, 3, 8, 6)):
-        batches[1]["group"] = batches[1]["group"] * 1
-        batches[1]["group"][row, size:] = 0
+    sizes = np.array([[8], [3], [8], [6]])
+    batches[1]["group"] = (np.arange(S) < sizes) * batches[1]["group"]
     params = drawn_params(arch, heads=("lm",))
     found = []
     for accumulate in (1, 2):
@@ -190,9 +192,8 @@ def test_parts_of_a_batch_add_up_to_the_whole(name: str):
             state, means = step(state, batch)
         found.append(jax.device_get((state, means)))
     (whole, means), (parts, sums) = found
-    assert float(means["loss"].value) == pytest.approx(
-        float(sums["loss"].value), abs=1e-6
-    )
+    its = float(sums["loss"].value)
+    assert float(means["loss"].value) == pytest.approx(its, rel=1e-6)
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6, rtol=1e-6),
         (whole.params, whole.carry),
@@ -204,12 +205,12 @@ def test_parts_of_a_batch_add_up_to_the_whole(name: str):
 def test_a_step_that_is_skipped_keeps_the_memory():
     of, model, optimizer = CausalLM(memory=5), Model(ARCH), optax.sgd(1.0)
     params = drawn_params(ARCH, heads=("lm",))
-    params["embed"]["token"][9] = np.nan
+    params["embed"]["token"][43] = np.nan
     one = jnp.int32(0), params, optimizer.init(params), jnp.uint32(5)
     state = TrainState(*one, of.first_carry(model, B))
     step = quick_jit(make_train_step(model, of, optimizer, nonfinite="skip"))
     batch = piece(text(), 0)
-    assert (batch["ids"] == 9).any()
+    assert (batch["ids"] == 43).any()
     after, _ = step(state, batch)
     assert not after.carry["states"].any()
     assert not after.carry["group"].any()
@@ -218,13 +219,24 @@ def test_a_step_that_is_skipped_keeps_the_memory():
 # Bad input.
 
 
-def test_memory_needs_relative_positions():
+def test_what_memory_needs():
     for of in (CausalLM(memory=7), PermutedLM(SPECIAL, memory=7)):
-        with pytest.raises(InputError) as caught:
-            of.first_carry(Model(TINY.but(streams=1)), 2)
-        wanted = "arch.position='xl'" if of.name == "causal_lm" else "arch.streams=2"
-        assert wanted in str(caught.value)
-    assert CausalLM(memory=7).columns == ("continues",)
+        first, second, *_ = of.problems(TINY, "full")
+        assert "config.objective.memory=7 needs config.arch.position='xl', it" in first
+        assert "config.objective.memory=7 needs config.rows=stream" in second
+        assert of.problems(TINY.but(**XLNET), "stream") == []
+        assert of.columns == ("continues",)
+    assert CausalLM().problems(TINY, "full") == []
+    with pytest.raises(InputError, match="memory=7 needs config.rows=stream.*not doc"):
+        make_objective(
+            {"name": "causal_lm", "memory": 7},
+            preset=preset("transfo-xl-wt103"),
+            arch=ARCH,
+            rows="doc",
+            tokenizer=SimpleNamespace(
+                size=50, mask_id=4, special_ids=SPECIAL, kind="words"
+            ),
+        )
 
 
 def test_members_remember_as_much_as_their_releases_train_with():

@@ -341,5 +341,6 @@ def test_wrong_numbers_and_members():
     assert "objective.partial=0 must be at least 1" in text
     assert "objective.longest=0 must be at least 1" in text
     assert "objective.memory=-1 must be at least 0" in text
-    with pytest.raises(InputError, match="needs config.arch.streams=2, it is 1"):
-        OBJECTIVE.first_carry(Model(TINY), 4)
+    (problem,) = OBJECTIVE.problems(TINY, "full")
+    assert "needs config.arch.streams=2 (with config.arch.position='xl')" in problem
+    assert OBJECTIVE.problems(ARCH, "full") == []
