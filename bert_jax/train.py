@@ -288,11 +288,6 @@ def make_lane(
     )
     rows = Rows(corpus, run.rows, run.length, run.across, run.seed)
     lacking = sorted(set(objective.columns) - set(rows.empty(1)))
-    if "continues" in lacking:
-        raise InputError(
-            f"config.objective.memory: {run.rows} rows are shuffled, memory is of the "
-            "text before: config.rows=stream, or config.objective.memory=0"
-        )
     if lacking:
         raise InputError(
             f"{objective.name} needs {', '.join(lacking)}: {run.data} has no such "
