@@ -615,8 +615,8 @@ STAGES = (
 
 
 def stage_run(corpus, **changes):
-    held_out = dict(eval__data=corpus.path, eval__every=3)
-    return tiny.make_run(corpus, stages=STAGES, **held_out | changes)
+    settings = dict(stages=STAGES, eval__data=corpus.path, eval__every=3)
+    return tiny.make_run(corpus, **settings | changes)
 
 
 @pytest.fixture(scope="module")
