@@ -3,11 +3,12 @@
 import dataclasses
 
 from bert_jax.config import DECIDED
-from bert_jax.data.rows import LABELLED
+from bert_jax.data.plans import PAIRS
 from bert_jax.errors import InputError, unknown
 from bert_jax.models.arch import Arch
 from bert_jax.objectives import OBJECTIVES
 from bert_jax.objectives.base import Objective
+from bert_jax.objectives.capitalisation import small_letters
 from bert_jax.presets import Preset
 
 
@@ -35,15 +36,16 @@ def make_objective(
             f"the {tokenizer.kind} tokenizer of the data has no token to hide others "
             f"behind ([MASK]), which {name} needs: prepare with another one"
         )
-    if rows not in LABELLED and hyper.get("next_sentence"):
+    if rows not in PAIRS and hyper.get("next_sentence"):
         hyper["next_sentence"] = 0.0
-        if preset.rows in LABELLED:
+        if preset.rows in PAIRS:
             say(f"rows={rows} are no pairs: next-sentence prediction is off")
     decided = {
         "vocab_size": tokenizer.size,
         "mask_id": tokenizer.mask_id,
         "special_ids": tokenizer.special_ids,
         "pair_head": preset.pair_head,
+        "small": small_letters(tokenizer.vocab),
     }
     decided = {field: decided[field] for field in DECIDED if field in fields}
     objective = kind(**decided, **hyper)

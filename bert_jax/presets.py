@@ -273,6 +273,7 @@ def ernie() -> list[Preset]:
         paper="Sun et al. 2020, arXiv:1907.12412",
         reference="ErnieForPreTraining",
         layout="ernie",
+        hyper=dict(choose="word"),  # or objective.unit=phrases: knowledge masking
         types=4,
         task_types=16,
         norm_eps=1e-5,

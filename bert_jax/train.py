@@ -20,6 +20,7 @@ import optax
 from bert_jax import metrics
 from bert_jax.checkpoint import Checkpoints
 from bert_jax.config import Run
+from bert_jax.continual import train_own_heads
 from bert_jax.course import Course, Leg, course_of
 from bert_jax.data.corpus import Corpus, check_same_tokenizer, open_corpus
 from bert_jax.data.pipeline import checksum, train_batches
@@ -211,6 +212,7 @@ class Lane:
             copies=run.copies,
             nonfinite=run.nonfinite,
         )
+        step = train_own_heads(step, self.objective.heads)
         self.step = jax.jit(step, donate_argnums=0)
         sizes = dict(length=run.length, predictions=self.objective.slots(run.length))
         row = metrics.row_flops(model, self.objective.heads, **sizes)

@@ -6,6 +6,8 @@
                    or the two are swapped, label 1
     sentence-pair  two natural sentences, that follow each other or not (RoBERTa's
                    SENTENCE-PAIR, arXiv:1907.11692)
+    distance       two sentences: adjacent, label 0, of one document but not adjacent,
+                   label 1, or of two, label 2 (ERNIE 2.0's task, arXiv:1907.12412)
     electra        two parts of one text, no label (arXiv:2003.10555)
 
 Each rule sees the documents of one record as `starts`, the piece at which each sentence
@@ -15,7 +17,9 @@ is no label, an empty B no B.
 Differs from the release of BERT in where a random B comes from: it begins at a random
 sentence of another document, but the next one goes on after it for a while, so that
 the partners of a block of text are read in one piece. ALBERT's release takes a random B
-for a chunk of one sentence; here it stays alone, without a label.
+for a chunk of one sentence; here it stays alone, without a label. ERNIE's paper says no
+more of the distance than that: here B comes after A as often as before it, and a B that
+is not adjacent from at most FAR sentences away, so that it is read with A.
 """
 
 import random
@@ -26,6 +30,7 @@ Example = tuple[int, int, int, int, int]
 Partner = Callable[[int, int], tuple[int, int]]
 
 SHORT = 0.1  # of the documents are cut to short pairs, as in BERT
+FAR = 100  # sentences between two of one document, at the most
 
 
 def next_sentence(
@@ -104,6 +109,29 @@ def natural_pairs(
     return found
 
 
+def sentence_distance(
+    starts: Sequence[int], length: int, rng: random.Random, partner: Partner
+) -> list[Example]:
+    """One document: every sentence is A once, beside a B of each class by even chance,
+    or of those classes that its document allows."""
+    found = []
+    last = len(starts) - 1
+    for at in range(last):
+        near = [n for n in (at - 1, at + 1) if 0 <= n < last]
+        before = range(max(0, at - FAR), at - 1)
+        after = range(at + 2, min(last, at + FAR + 1))
+        possible = near, before or after, True
+        label = rng.choice([n for n, some in enumerate(possible) if some])
+        a = starts[at], starts[at + 1]
+        if label == 2:
+            b = partner(a[0], 1)  # one sentence
+        else:
+            other = rng.choice([*before, *after] if label else near)
+            b = starts[other], starts[other + 1]
+        found.append((*truncate_pair(a, b, length - 3, rng), label))
+    return found
+
+
 def electra(
     starts: Sequence[int], length: int, rng: random.Random, partner: Partner
 ) -> list[Example]:
@@ -154,9 +182,12 @@ def truncate_pair(a, b, room: int, rng: random.Random) -> tuple[int, int, int, i
     return *a, *b
 
 
+# The label of a B from another document.
+RANDOM = {"pair": 1, "sentence-pair": 1, "distance": 2}
 RULES = {
     "pair": next_sentence,
     "order": sentence_order,
     "sentence-pair": natural_pairs,
+    "distance": sentence_distance,
     "electra": electra,
 }

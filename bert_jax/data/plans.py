@@ -5,7 +5,8 @@
     doc        the same within one document; short examples share a row
     stream     contiguous text without [CLS]: row r + 1 goes on where row r ends
     sentences  one sentence a row
-    pair, order, sentence-pair, electra    two parts, A and B (pairs.py), packed
+    pair, order, sentence-pair, distance, electra
+               two parts, A and B (pairs.py), packed
 
 A plan is a function of (data, kind, length, seed); plan_files.py keeps it. Its rows are
 in the order of the text, in blocks: a block is a stretch of text that is read in one
@@ -29,12 +30,13 @@ import numpy as np
 
 from bert_jax.data.corpus import Corpus
 from bert_jax.data.pack import pack
-from bert_jax.data.pairs import RULES
+from bert_jax.data.pairs import RANDOM, RULES
 from bert_jax.errors import InputError, unknown
 
 KINDS = ("full", "doc", "stream", "sentences", *RULES)
 ACROSS = ("attend", "block")  # whether attention crosses documents in a full row
 LABELLED = tuple(kind for kind in RULES if kind != "electra")
+PAIRS = tuple(kind for kind in LABELLED if kind != "distance")  # label 0 or 1
 BLOCK = 1 << 15  # pieces read in one piece: 64 kB
 
 
@@ -352,7 +354,7 @@ def plan_parts(corpus: Corpus, kind: str, length: int, seed: int) -> Iterator[di
 
 def covered_count(part: dict, kind: str) -> int:
     """Pieces of the text of a part of a plan that are in its rows, each once."""
-    random_b = (part["labels"] == 1) & (kind in ("pair", "sentence-pair"))
+    random_b = part["labels"] == RANDOM.get(kind, -2)
     stretches = np.concatenate([part["a"], part["b"][~random_b]])
     stretches = stretches[np.argsort(stretches[:, 0], kind="stable")]
     reach = np.maximum.accumulate(stretches[:, 1])
@@ -377,7 +379,7 @@ def check(corpus: Corpus, kind: str, length: int) -> None:
         problems.append(unknown("rows", kind, KINDS))
     if length < 8:
         problems.append(f"length={length} is too short: at least 8")
-    if kind in ("pair", "sentence-pair") and corpus.about["documents"] < 2:
+    if kind in RANDOM and corpus.about["documents"] < 2:
         problems.append(
             f"rows={kind} needs at least two documents (a random B comes from "
             f"another one); {corpus.path} has one: use rows=full"

@@ -13,9 +13,13 @@
               answer at all (XLNet)
     sbo       logits of each word of a span from the states at its two borders and its
               place in it: f([h_left; h_right; p]) (SpanBERT's boundary objective)
+    capital, relation                         two logits a token, and
+    reorder, distance, discourse, relevance   9, 3, `arch.labels` and 3 on the pooled
+              vector: the tasks of ERNIE 2.0, one objective each
 
 (Devlin et al. 2019, sections 3 and 4; Lan et al. 2020; Clark et al. 2020,
-arXiv:2003.10555; Yang et al. 2019; Joshi et al. 2020, arXiv:1907.10529.)
+arXiv:2003.10555; Yang et al. 2019; Joshi et al. 2020, arXiv:1907.10529; Sun et al.
+2020, arXiv:1907.12412.)
 """
 
 from functools import partial
@@ -30,9 +34,12 @@ from bert_jax.models.linear import ACTIVATE, dense, norm
 from bert_jax.models.tokens import take
 
 HEADS = ("lm", "pooler", "nsp", "sop", "rtd", "classify", "tag", "span", "choice")
-HEADS += ("answer", "sbo")
-ON_POOLED = ("nsp", "sop", "classify", "choice")
-ON_TOKENS = ("tag", "span")
+HEADS += ("answer", "sbo", "capital", "relation")
+HEADS += ("reorder", "distance", "discourse", "relevance")
+ON_POOLED = ("nsp", "sop", "classify", "choice", *HEADS[-4:])
+ON_TOKENS = ("tag", "span", "capital", "relation")
+OUTPUTS = {"nsp": 2, "sop": 2, "span": 2, "choice": 1, "capital": 2, "relation": 2}
+OUTPUTS |= {"reorder": 9, "distance": 3, "relevance": 3}  # else as many as labels
 SPAN_WORDS, SPAN_WIDTH = 20, 200  # the table of places in a span, as in the release
 BY_PIECE = ("embed/token", "lm/bias", "sbo/bias")  # ends of names: a row a piece
 BEST_STARTS = 5  # starts for which ends are scored where none is given
@@ -48,12 +55,6 @@ def fits(pieces: int, arch: Arch) -> bool:
     """Whether a vocabulary is the model's. A few spare rows are none's (ERNIE 1.0 has
     17,964 pieces and 18,000 rows); many are a sign of another vocabulary."""
     return 0 <= (arch.vocab_size - pieces) * 200 < max(1, arch.vocab_size)
-
-
-def outputs_of(head: str, arch: Arch) -> int:
-    """How many logits a linear head gives."""
-    by_head = {"nsp": 2, "sop": 2, "span": 2, "choice": 1}
-    return by_head.get(head, arch.labels)
 
 
 class LanguageModelHead(nn.Module):
@@ -189,3 +190,13 @@ class BoundaryHead(nn.Module):
             y = norm(arch, self.dtype, f"norm_{n}")(y)
         bias = self.param("bias", nn.initializers.zeros, (arch.padded_vocab,))
         return tied_logits(y, table.astype(self.dtype), bias, arch)
+
+
+def make_head(name: str, arch: Arch, dtype: jnp.dtype) -> nn.Module:
+    if name in (*ON_POOLED, *ON_TOKENS):
+        # GPT's score of a text is a bare product with its last state.
+        bias = name != "classify" or arch.pooler != "none"
+        return LinearHead(arch, dtype, OUTPUTS.get(name, arch.labels), bias)
+    kinds = {"lm": LanguageModelHead, "pooler": Pooler, "rtd": ReplacedTokenHead}
+    kinds |= {"answer": AnswerHead, "sbo": BoundaryHead}
+    return kinds[name](arch, dtype)

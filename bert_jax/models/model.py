@@ -17,19 +17,7 @@ from bert_jax.errors import InputError, unknown
 from bert_jax.models.arch import Arch
 from bert_jax.models.dropout import Noise
 from bert_jax.models.embed import Embed
-from bert_jax.models.heads import (
-    BY_PIECE,
-    HEADS,
-    ON_POOLED,
-    ON_TOKENS,
-    AnswerHead,
-    BoundaryHead,
-    LanguageModelHead,
-    LinearHead,
-    Pooler,
-    ReplacedTokenHead,
-    outputs_of,
-)
+from bert_jax.models.heads import BY_PIECE, HEADS, ON_POOLED, ON_TOKENS, make_head
 from bert_jax.models.linear import dense
 from bert_jax.models.stack import Stack
 from bert_jax.models.tokens import Memory, Tokens, plain, take
@@ -59,15 +47,8 @@ class Tower(nn.Module):
         if arch.embed_width:
             self.project = dense(arch.width, *parts)
         self.stack = Stack(*parts)
-        self.lm = LanguageModelHead(*parts)
-        self.pooler = Pooler(*parts)
-        self.rtd = ReplacedTokenHead(*parts)
-        self.answer = AnswerHead(*parts)
-        self.sbo = BoundaryHead(*parts)
-        for head in (*ON_POOLED, *ON_TOKENS):
-            # GPT's score of a text is a bare product with its last state.
-            bias = head != "classify" or arch.pooler != "none"
-            setattr(self, head, LinearHead(*parts, outputs_of(head, arch), bias))
+        for head in HEADS:
+            setattr(self, head, make_head(head, *parts))
 
     def __call__(
         self, embedded, tokens, embed, places, *, heads, capture, noise, streams, memory
@@ -180,9 +161,10 @@ class Model(nn.Module):
 
         lm [B, P or S, padded V]; pooler [B, G, D], nsp and sop [B, G, 2], classify
         [B, G, labels], choice [B, G, 1], G = 1 where `first` is not given; rtd [B, S],
-        tag [B, S, labels], span [B, S, 2]; answer gives answer_start [B, S],
-        answer_end [B, S, C] and answer_class [B]; sbo [B, P, padded V]; hidden
-        [N+1, B, S, D], the embedding output first; attentions [N, B, H, S, S].
+        tag [B, S, labels], span [B, S, 2], and ERNIE's tasks alike; answer gives
+        answer_start [B, S], answer_end [B, S, C] and answer_class [B]; sbo [B, P,
+        padded V]; hidden [N+1, B, S, D], the embedding output first; attentions
+        [N, B, H, S, S].
 
         streams=2 adds XLNet's query stream, which asks at `where`: query [B, P, D], or
         [N+1, B, P, D] if captured; lm then scores it.

@@ -16,6 +16,7 @@ from bert_jax.models.model import Model
 from bert_jax.models.tokens import Tokens, rank_of
 
 Batch = Mapping[str, jax.Array]
+TEXTS = ("doc", "full")  # kinds of rows whose examples are text, and not pairs
 
 
 @flax.struct.dataclass
@@ -103,15 +104,34 @@ class Objective(Protocol):
         """Scores the net on a corrupted batch, or on some of its rows."""
 
 
-def tokens_of(batch: Batch, *, order: str = "all") -> Tokens:
-    """The tokens of a batch, each seeing what the order says within its group."""
+def tokens_of(batch: Batch, *, order: str = "all", task: int = 0) -> Tokens:
+    """The tokens of a batch, each seeing what the order says within its group, and
+    told which task it is for (ERNIE)."""
     return Tokens(
         ids=batch["ids"],
         types=batch["types"],
         positions=batch["positions"],
         group=batch["group"],
         rank=rank_of(order, batch["positions"]),
+        task=jnp.full_like(batch["ids"], task) if task else None,
     )
+
+
+def wrong_task(task: int, arch: Arch) -> list[str]:
+    """What is wrong with the number of a task (ERNIE), if anything."""
+    if 0 <= task < max(1, arch.task_types):
+        return []
+    return [
+        f"objective.task={task}: it must be in 0..{max(0, arch.task_types - 1)}, since "
+        f"arch.task_types={arch.task_types}"
+    ]
+
+
+def wrong_rows(name: str, rows: str, valid: tuple[str, ...]) -> list[str]:
+    """What is wrong with the kind of rows, if anything."""
+    if rows in valid:
+        return []
+    return [f"{name} cannot use config.rows={rows}: set it to {' or '.join(valid)}"]
 
 
 def loss_of(

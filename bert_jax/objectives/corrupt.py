@@ -96,6 +96,14 @@ def choose_words(
     return candidates & taken[jnp.maximum(number, 0)]
 
 
+def edges_of_words(words: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Which tokens of [..., S] begin a word, and which end one; word 0 is none."""
+    other = words[..., 1:] != words[..., :-1]
+    edge = jnp.ones_like(words[..., :1], bool)
+    begins, ends = (jnp.concatenate(x, -1) for x in ([edge, other], [other, edge]))
+    return begins & (words > 0), ends & (words > 0)
+
+
 def runs_of(chosen: jax.Array) -> tuple[jax.Array, jax.Array]:
     """For each chosen place of [S] the first and the last place of its run."""
     S, index = chosen.shape[0], jnp.arange(chosen.shape[0])

@@ -21,9 +21,18 @@ import jax
 import jax.numpy as jnp
 
 from bert_jax.errors import InputError, unknown
+from bert_jax.models.arch import Arch
 from bert_jax.models.heads import SPAN_WORDS
 from bert_jax.objectives import corrupt
-from bert_jax.objectives.base import Batch, Mean, Net, Objective, Terms, tokens_of
+from bert_jax.objectives.base import (
+    Batch,
+    Mean,
+    Net,
+    Objective,
+    Terms,
+    tokens_of,
+    wrong_task,
+)
 from bert_jax.objectives.losses import correct, cross_entropy
 
 CHOICES = ("token", *corrupt.LENGTHS)
@@ -47,6 +56,7 @@ class MaskedLM(Objective):
     randomise: float = 0.1  # share of these shown as a random piece
     next_sentence: float = 1.0  # λ; 0 on rows that are not pairs
     boundary: float = 0.0  # μ
+    task: int = 0  # what is added to every token of this task (ERNIE 2.0)
 
     def __post_init__(self):
         problems = [
@@ -88,6 +98,9 @@ class MaskedLM(Objective):
     @property
     def columns(self) -> tuple[str, ...]:
         return () if self.choose == "token" else (self.unit,)
+
+    def problems(self, arch: Arch, rows: str) -> list[str]:
+        return wrong_task(self.task, arch)
 
     def slots(self, length: int) -> int:
         return int(corrupt.budget(length, self.rate)[-1])
@@ -161,7 +174,7 @@ class MaskedLM(Objective):
         return counts
 
     def terms(self, net: Net, batch: Batch, carry=None) -> Terms:
-        tokens = tokens_of(batch)
+        tokens = tokens_of(batch, task=self.task)
         first = batch["first"] if self.next_sentence else None
         spans = batch["spans"] if self.boundary else None
         out = net(

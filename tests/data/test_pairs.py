@@ -319,6 +319,52 @@ def test_long_natural_sentences_are_truncated():
         assert len(a) + len(b) == (21 if label == 0 or len(a) == 20 else len(a) + 1)
 
 
+# --- distance ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("far", [3, 100])
+def test_distances_are_what_the_labels_say(far, monkeypatch):
+    """Every sentence is A once, in order; B is as far away as its label says."""
+    monkeypatch.setattr(module, "FAR", far)
+    rng = random.Random(3)
+    documents = random_documents(rng, 300, longest=6)
+    partner = partner_of_the_release(documents, rng)
+    found = examples("distance", documents, 40, rng, partner)
+    home = [n for n, document in enumerate(documents) for _ in joined(document)]
+    seen = {}
+    for number, (document, made) in enumerate(zip(documents, found, strict=True)):
+        assert [a for a, _, _ in made] == document
+        for place, (_, b, label) in enumerate(made):
+            same = home[b[0]] == number
+            gap = document.index(b) - place if same else None
+            assert label == (2 if not same else 0 if abs(gap) == 1 else 1)
+            assert gap != 0
+            assert not same or abs(gap) <= far
+            seen[gap] = seen.get(gap, 0) + 1
+    assert {None, *range(-3, 0), *range(1, 4)} <= set(seen)
+    assert len(seen) == (7 if far == 3 else 1 + 2 * 8)
+
+
+def test_distances_are_balanced():
+    """Only a document of less than four sentences can force a class; a sentence of the
+    middle has a B on either side by even chance."""
+    rng = random.Random(4)
+    documents = numbered([[[0]] * 200] * 60)
+    found = joined(examples("distance", documents, 16, rng, elsewhere))
+    count = len(found)
+    for label in range(3):
+        share = sum(e[2] == label for e in found)
+        assert abs(share - count / 3) < SIGMAS * (count * 2 / 9) ** 0.5
+    for label in (0, 1):
+        after = [b[0] > a[0] for a, b, which in found if which == label]
+        slack = SIGMAS * (len(after) / 4) ** 0.5
+        assert abs(sum(after) - len(after) / 2) < slack
+    short = numbered([[[0]]] * 50 + [[[0], [0]]] * 50)
+    labels = [e[2] for e in joined(examples("distance", short, 16, rng, elsewhere))]
+    assert set(labels[:50]) == {2}
+    assert set(labels[50:]) == {0, 2}
+
+
 # --- electra -------------------------------------------------------------------------
 
 

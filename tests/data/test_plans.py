@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from bert_jax.data import plans
-from bert_jax.data.pairs import RULES
+from bert_jax.data.pairs import RANDOM, RULES
 from bert_jax.data.plan_files import open_plan
 from bert_jax.data.plans import KINDS, Partners
 from bert_jax.data.rows import Rows
@@ -141,7 +141,7 @@ def test_sentences(length, corpus, encoded):
 def test_pairs_come_from_where_they_say(kind, length, seed, corpus, encoded):
     plan = open_plan(corpus, kind, length, seed)
     home, _ = places(encoded)
-    seen = {-1: 0, 0: 0, 1: 0}
+    seen = {-1: 0, 0: 0, 1: 0, 2: 0}
     for a, b, label in zip(
         plan.a.tolist(), plan.b.tolist(), plan.labels.tolist(), strict=True
     ):
@@ -149,19 +149,20 @@ def test_pairs_come_from_where_they_say(kind, length, seed, corpus, encoded):
         (document,) = set(home[slice(*a)])
         others = set(home[slice(*b)])
         assert len(others) <= 1
-        if kind in ("pair", "sentence-pair") and label == 1:
+        if label == RANDOM.get(kind):
             assert others
             assert document not in others
         elif others:
             assert others == {document}
+        if others == {document} and kind != "distance":
             low, high = (b, a) if label == 1 else (a, b)
             assert low[1] <= high[0] < low[0] + 2 * length
-    used = {0, 1} if kind in ("pair", "sentence-pair") else {-1, 0, 1}
-    used = {-1} if kind == "electra" else used
+    used = {"order": {-1, 0, 1}, "electra": {-1}, "distance": {0, 1, 2}}
+    used = used.get(kind, {0, 1})
     assert {label for label, count in seen.items() if count > 5} == used
 
 
-@pytest.mark.parametrize("kind", ["pair", "order", "sentence-pair"])
+@pytest.mark.parametrize("kind", ["pair", "order", "sentence-pair", "distance"])
 def test_pairs_are_made_record_by_record(kind, corpus, encoded):
     """As pairs.py has it, of sentences cut to a row, with a draw for each record."""
     plan = open_plan(corpus, kind, 24, 5)
@@ -279,16 +280,16 @@ def test_rows_and_blocks(kind, length, corpus):
         examples = slice(*plan.rows[list(block)])
         text = np.concatenate([plan.a[examples], plan.b[examples]])
         text = text[text[:, 1] > text[:, 0]]
-        if kind in ("pair", "sentence-pair"):  # the random B is elsewhere
+        if kind in RANDOM:  # the random B is elsewhere
             text = plan.a[examples]
         low, high = text[:, 0].min(), text[:, 1].max()
-        if kind not in ("pair", "sentence-pair"):
+        if kind not in RANDOM:
             assert low >= before
         assert low >= before - 2 * length
         assert sizes[examples].sum() < plans.BLOCK + 2 * length
         before = high
     first = plan.a[plan.rows[:-1], 0]
-    if kind not in ("order", "electra", "pair", "sentence-pair"):
+    if kind not in RULES:
         assert (np.diff(first) > 0).all()
 
 
@@ -308,7 +309,7 @@ def test_covered(kind, length, corpus):
     found = set()
     for a, b, label in zip(plan.a, plan.b, plan.labels, strict=True):
         found |= set(range(*a))
-        if kind not in ("pair", "sentence-pair") or label != 1:
+        if label != RANDOM.get(kind):
             found |= set(range(*b))
     assert plan.covered == len(found) / corpus.about["pieces"]
     assert (plan.covered == 1) or kind in RULES
@@ -350,12 +351,12 @@ def test_errors(corpus, tmp_path, texts, tokenizer):
     with pytest.raises(InputError) as error:
         open_plan(corpus, "pairs", 7, 0)
     assert str(error.value).split("\n") == [
-        "unknown rows 'pairs'. Did you mean pair? Valid: doc, electra, full, order, "
-        "pair, sentence-pair, sentences, stream",
+        "unknown rows 'pairs'. Did you mean pair? Valid: distance, doc, electra, "
+        "full, order, pair, sentence-pair, sentences, stream",
         "length=7 is too short: at least 8",
     ]
     alone = make_corpus(tmp_path / "alone", [joined(texts[:3])], tokenizer)
-    for kind in ("pair", "sentence-pair"):
+    for kind in RANDOM:
         message = rf"rows={kind} needs at least two documents .* has one: use rows=full"
         with pytest.raises(InputError, match=message):
             open_plan(alone, kind, 32, 0)

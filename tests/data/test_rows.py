@@ -20,7 +20,7 @@ from tests.data.made import (
     numbered,
 )
 
-LABELLED = ("pair", "order", "sentence-pair")
+LABELLED = ("pair", "order", "sentence-pair", "distance")
 
 
 def slow_row(rows: Rows, number: int, ids: list[int], begins: dict) -> dict[str, list]:

@@ -1,0 +1,65 @@
+"""Packed rows with words of several pieces, and a net that says what it is told."""
+
+import numpy as np
+
+PAD, CLS, SEP, MASK = 0, 2, 3, 4
+SPECIAL = (PAD, 1, CLS, SEP, MASK)
+
+
+class FixedNet:
+    """Gives chosen logits, and remembers what it was asked."""
+
+    def __init__(self, **logits):
+        self.logits = logits
+
+    def __call__(self, tokens, **asked):
+        self.tokens, self.asked = tokens, asked
+        return self.logits
+
+
+def packed(texts: list[list[list[tuple[int, ...]]]], length: int) -> dict:
+    """Rows of examples of words of pieces, laid out as data/rows.py has it."""
+    names = ("ids", "types", "positions", "group", "words")
+    batch = {name: np.zeros((len(texts), length), np.int32) for name in names}
+    for row, examples in enumerate(texts):
+        at = number = 0
+        for group, words in enumerate(examples, 1):
+            pieces = [(CLS, 0)]
+            for word in words:
+                number += 1
+                pieces += [(piece, number) for piece in word]
+            pieces.append((SEP, 0))
+            size = len(pieces)
+            assert at + size <= length
+            here = slice(at, at + size)
+            batch["ids"][row, here], batch["words"][row, here] = zip(
+                *pieces, strict=True
+            )
+            batch["positions"][row, here] = range(size)
+            batch["group"][row, here] = group
+            at += size
+    batch["row_id"] = np.arange(len(texts), dtype=np.int32)
+    return batch
+
+
+def random_texts(
+    rows: int, length: int, *, vocab: int, seed: int = 0, longest: int = 3
+):
+    """Rows of one to four examples, of words of 1 to `longest` pieces."""
+    rng = np.random.default_rng(seed)
+    texts = []
+    for _ in range(rows):
+        examples, room = [], length
+        for _ in range(rng.integers(1, 5)):
+            wanted, words = rng.integers(1, length // 2), []
+            while room > 2 and len(words) < wanted:
+                size = int(rng.integers(1, longest + 1))
+                if sum(map(len, words)) + size + 2 > room:
+                    break
+                words.append(tuple(rng.integers(5, vocab, size).tolist()))
+            if not words:
+                break
+            examples.append(words)
+            room -= sum(map(len, words)) + 2
+        texts.append(examples)
+    return texts
