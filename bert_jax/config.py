@@ -24,8 +24,8 @@ from bert_jax.presets import preset
 
 DTYPES = ("auto", "float32", "bfloat16")
 NONFINITE = ("stop", "skip")
-# Fields of an objective that the tokenizer and the preset decide.
-DECIDED = ("vocab_size", "mask_id", "special_ids", "pair_head", "small")
+# Fields of an objective that the tokenizer, the preset and the corpus decide.
+DECIDED = ("vocab_size", "mask_id", "special_ids", "pair_head", "small", "table")
 # Fields that change what a run reports or keeps, never what it computes.
 FREE = ("log_every", "save_every", "keep", "eval", "data", "init")
 

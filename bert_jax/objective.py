@@ -3,6 +3,7 @@
 import dataclasses
 
 from bert_jax.config import DECIDED
+from bert_jax.data.corpus import Corpus, similar_words
 from bert_jax.data.plans import PAIRS
 from bert_jax.errors import InputError, unknown
 from bert_jax.models.arch import Arch
@@ -13,10 +14,17 @@ from bert_jax.presets import Preset
 
 
 def make_objective(
-    hyper: dict, *, preset: Preset, arch: Arch, rows: str, tokenizer, say=print
+    hyper: dict,
+    *,
+    preset: Preset,
+    arch: Arch,
+    rows: str,
+    tokenizer,
+    corpus: Corpus | None = None,
+    say=print,
 ) -> Objective:
     """`hyper` has the objective's name (else it is the preset's) and hyper-parameters;
-    `rows` is the kind of rows it will see."""
+    `rows` is the kind of rows of `corpus` it will see."""
     hyper = dict(hyper)
     name = hyper.pop("name", preset.objective)
     if name not in OBJECTIVES:
@@ -46,7 +54,10 @@ def make_objective(
         "special_ids": tokenizer.special_ids,
         "pair_head": preset.pair_head,
         "small": small_letters(tokenizer.vocab),
+        "table": None,
     }
+    if hyper.get("replace") == "similar" and corpus is not None:
+        decided["table"] = similar_words(corpus, hyper["similar"])
     decided = {field: decided[field] for field in DECIDED if field in fields}
     objective = kind(**decided, **hyper)
     problems = objective.problems(arch, rows)

@@ -22,7 +22,12 @@ from bert_jax.checkpoint import Checkpoints
 from bert_jax.config import Run
 from bert_jax.continual import train_own_heads
 from bert_jax.course import Course, Leg, course_of
-from bert_jax.data.corpus import Corpus, check_same_tokenizer, open_corpus
+from bert_jax.data.corpus import (
+    Corpus,
+    check_same_tokenizer,
+    check_same_words,
+    open_corpus,
+)
 from bert_jax.data.pipeline import checksum, train_batches
 from bert_jax.data.rows import Batch, Rows
 from bert_jax.errors import InputError
@@ -286,6 +291,7 @@ def make_lane(
         arch=run.arch,
         rows=run.rows,
         tokenizer=corpus.tokenizer,
+        corpus=corpus,
         say=say,
     )
     rows = Rows(corpus, run.rows, run.length, run.across, run.seed)
@@ -298,6 +304,9 @@ def make_lane(
     scored = None
     if held_out is not None:
         check_same_tokenizer(held_out, digest, f"the training data {run.data}")
+        if "word_id" in objective.columns:
+            what = f"the training data {run.data}"
+            check_same_words(held_out, objective.table, what)
         scored = Rows(held_out, run.rows, run.length, run.across, seed=0)
     part = own_rows(mesh, run.batch, field="batch")
     if run.batch // run.accumulate % mesh.size:

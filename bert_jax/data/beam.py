@@ -29,9 +29,9 @@ from bert_jax.data import records
 from bert_jax.data.corpus import Corpus, open_corpus, shard_name
 from bert_jax.data.duplicates import digest, words_of
 from bert_jax.data.records import Index, framed_size, open_shard, serialise
+from bert_jax.data.similar import Similar
 from bert_jax.data.text import find_sources
 from bert_jax.data.tokenizers import Tokenizer, load_tokenizer
-from bert_jax.data.words import UNITS
 from bert_jax.errors import InputError
 from bert_jax.whole import whole_folder
 
@@ -43,6 +43,7 @@ class Told(NamedTuple):
 
     tokenizer: tuple[tuple[str, bytes], ...]  # its files
     settings: local.Settings
+    similar: Similar | None
     folder: str
 
 
@@ -62,6 +63,7 @@ def prepare_with_beam(
         raise InputError(
             "--runner needs Apache Beam: pip install 'bert_jax[beam]'"
         ) from None
+    settings, similar = local.find_similar(settings, tokenizer)
     local.check(settings)
     if settings.duplicates == "near":
         raise InputError(
@@ -76,7 +78,7 @@ def prepare_with_beam(
         folder_for(out) as folder,
         make_pipeline(runner, options) as pipeline,
     ):
-        told = Told(files_of(tokenizer), settings, str(folder))
+        told = Told(files_of(tokenizer), settings, similar, str(folder))
         named = pipeline | "groups" >> beam.Create(groups) | beam.Reshuffle()
         repeated = pipeline | "none repeated" >> beam.Create([])
         if settings.duplicates == "exact":
@@ -186,7 +188,9 @@ def tokenise(group: tuple[int, dict], told: Told) -> Iterator:
     kept = reader.kept(reader.sources, lambda text: next(places) in repeated)
     for n, documents in enumerate(local.in_batches(kept)):
         batch = local.Batch(of_input, documents)
-        columns = local.columns_of(batch, tokenizer_of(told), told.settings)
+        columns = local.columns_of(
+            batch, tokenizer_of(told), told.settings, told.similar
+        )
         yield (number, n), serialise(columns)
     yield TaggedOutput("counts", reader.counts)
 
@@ -206,14 +210,18 @@ def shards_of(sizes: Iterable[tuple[Key, int]]) -> dict[Key, int]:
     return found
 
 
+def empty_index(told: Told) -> Index:
+    tokenizer = tokenizer_of(told)
+    columns = local.stored_columns(tokenizer, told.settings, told.similar)
+    return Index(columns, tokenizer.size)
+
+
 def write_shard(
     item: tuple[int, Iterable[tuple[Key, bytes]]], told: Told
 ) -> tuple[int, Index]:
     """One shard, and its part of the index."""
     shard, written = item
-    tokenizer = tokenizer_of(told)
-    units = UNITS[told.settings.words]
-    index = Index(tokenizer.dtype, tokenizer.size, units)
+    index = empty_index(told)
     offset = 0
     with open_shard(epath.Path(told.folder) / shard_name(shard)) as file:
         for _, data in sorted(written):
@@ -226,14 +234,14 @@ def write_shard(
 def write_index(
     inputs: list[str], parts: list[tuple[int, Index]], counts: list[dict], told: Told
 ) -> None:
-    tokenizer = tokenizer_of(told)
-    units = UNITS[told.settings.words]
-    index = Index(tokenizer.dtype, tokenizer.size, units)
+    tokenizer, index = tokenizer_of(told), empty_index(told)
     for _, part in sorted(parts, key=lambda part: part[0]):
         index.extend(part)
     with tempfile.TemporaryDirectory() as folder:
         read = {name: sum(c[name] for c in counts) for name in counts[0]}
-        settled = {"inputs": inputs, **told.settings._asdict()}
+        about = local.describe(inputs, told.settings, told.similar)
         tokenizer.save(Path(folder) / "tokenizer")
-        index.write(Path(folder), tokenizer, settings=settled, read=read)
+        if told.similar:
+            told.similar.save(Path(folder) / "similar")
+        index.write(Path(folder), tokenizer, **about, read=read)
         upload(Path(folder), epath.Path(told.folder), last="corpus.json")

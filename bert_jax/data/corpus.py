@@ -13,6 +13,8 @@ A record is a `tf.train.Example` with the documents of about a megabyte of text:
     names       of the documents, zlib, one a line
     input       number of the input they are from
     starts/X    one bit a piece, where a unit X begins: only what ids do not tell
+    word_id     of each piece: the number of its word in the table of similar words that
+                the corpus was made with and keeps a copy of (DIR/similar), 0 for none
 
 Everything in a record lies where the index says, so a stretch costs one read of its
 own bytes. Which pieces begin a word follows from the ids (## pieces, leading space)
@@ -25,6 +27,7 @@ import json
 import os
 import threading
 import zlib
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 
@@ -33,11 +36,15 @@ from etils import epath
 from tqdm import tqdm
 
 from bert_jax.bucket import is_bucket, read_range
+from bert_jax.data.similar import Similar, load_similar
 from bert_jax.data.tokenizers import Tokenizer, load_tokenizer
 from bert_jax.errors import InputError
 
 FORMAT = 2
 PAGE = 128  # pieces under one checksum
+
+# What a record keeps of each piece, by name: a number of that type; None is a bit.
+Columns = dict[str, np.dtype | None]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -72,6 +79,24 @@ class Corpus:
     def units(self) -> tuple[str, ...]:
         """Names of the segmentations that are stored: words, phrases, ..."""
         return tuple(self.about["units"])
+
+    @cached_property
+    def columns(self) -> Columns:
+        word_id = self.about.get("similar", {}).get("dtype")
+        return columns_of_pieces(self.dtype, self.units, word_id)
+
+    @cached_property
+    def similar(self) -> Similar | None:
+        """The table that `word_id` refers to, if there is one."""
+        if "similar" not in self.about:
+            return None
+        table = load_similar(self.path / "similar")
+        if table.hash != self.about["similar"]["hash"]:
+            raise InputError(
+                f"{self.path / 'similar'} is not the table the corpus was made with: "
+                "copy the corpus again or prepare it again"
+            )
+        return table
 
     @property
     def records(self) -> int:
@@ -108,7 +133,8 @@ class Corpus:
         return self.read_columns(start, stop)["ids"]
 
     def read_columns(self, start: int, stop: int) -> dict[str, np.ndarray]:
-        """The same as {"ids": ...}, and for each stored unit {unit: bool array}."""
+        """The same as {"ids": ...}, for each stored unit {unit: bool array}, and
+        {"word_id": ...} if there are any."""
         first = int(np.searchsorted(self.record_starts, start, side="right")) - 1
         last = int(np.searchsorted(self.record_starts, stop, side="left")) - 1
         parts = []
@@ -126,21 +152,25 @@ class Corpus:
         Pages at the ends of a read are looked at by `verify` alone.
         """
         shard = self.shards[self.index["shard"][record]]
-        wide = self.dtype.itemsize
-        at = int(self.index["ids_at"][record])
-        ids = shard.read(at + low * wide, (high - low) * wide)
-        bits = {}
-        for unit in self.units:
-            at = int(self.index[f"starts/{unit}_at"][record])
-            bits[unit] = shard.read(at + low // 8, -(-high // 8) - low // 8)
-        self.check(record, low, high, ids, bits, shard)
-        columns = {"ids": np.frombuffer(ids, self.dtype)}
-        for unit, packed in bits.items():
-            unpacked = np.unpackbits(np.frombuffer(packed, np.uint8))
-            columns[unit] = unpacked[low % 8 :][: high - low].astype(bool)
+        found = {}
+        for name, dtype in self.columns.items():
+            first, last = low // 8, -(-high // 8)
+            if dtype is not None:
+                first, last = low * dtype.itemsize, high * dtype.itemsize
+            at = int(self.index[f"{name}_at"][record])
+            found[name] = shard.read(at + first, last - first)
+        self.check(record, low, high, found, shard)
+        columns = {}
+        for name, dtype in self.columns.items():
+            if dtype is not None:
+                columns[name] = np.frombuffer(found[name], dtype)
+            else:
+                bits = np.unpackbits(np.frombuffer(found[name], np.uint8))
+                unit = name.removeprefix("starts/")
+                columns[unit] = bits[low % 8 :][: high - low].astype(bool)
         return columns
 
-    def check(self, record, low, high, ids: bytes, bits: dict, shard: "Shard") -> None:
+    def check(self, record, low, high, found: dict[str, bytes], shard: "Shard"):
         size = int(self.index["pieces"][record])
         first, last = (
             -(-low // PAGE),
@@ -149,12 +179,16 @@ class Corpus:
         if first >= last:
             return
         begin = first * PAGE
-        ids = ids[(begin - low) * self.dtype.itemsize :]
-        bits = [packed[begin // 8 - low // 8 :] for packed in bits.values()]
-        found = page_checksums(ids, bits, self.dtype.itemsize)[: last - first]
+        whole = {}  # from where the first whole page begins
+        for name, dtype in self.columns.items():
+            skipped = begin // 8 - low // 8
+            if dtype is not None:
+                skipped = (begin - low) * dtype.itemsize
+            whole[name] = found[name][skipped:]
+        checksums = page_checksums(whole, self.columns)[: last - first]
         start = self.page_starts[record]
         wrong = np.flatnonzero(
-            found != self.index["pages"][start + first : start + last]
+            checksums != self.index["pages"][start + first : start + last]
         )
         if len(wrong):
             raise damaged(shard, f"page {first + wrong[0]} of record {record}")
@@ -246,14 +280,25 @@ def unpack_counts(data: bytes) -> np.ndarray:
     return (ends - begins) * 255 + packed[ends]
 
 
-def page_checksums(ids: bytes, bits: list[bytes], wide: int) -> np.ndarray:
-    """One for each page of a stretch: its ids, then its bits of each unit."""
-    ids, bits = memoryview(ids), [memoryview(packed) for packed in bits]
+def columns_of_pieces(
+    dtype: np.dtype, units: Sequence[str], word_id: str | np.dtype | None = None
+) -> Columns:
+    columns = {"ids": dtype} | {f"starts/{unit}": None for unit in units}
+    return columns | ({} if word_id is None else {"word_id": np.dtype(word_id)})
+
+
+def page_checksums(found: dict[str, bytes], columns: Columns) -> np.ndarray:
+    """One for each page of a stretch: its ids, then its part of the other columns."""
+    parts = [
+        (memoryview(found[name]), PAGE // 8 if dtype is None else PAGE * dtype.itemsize)
+        for name, dtype in columns.items()
+    ]
+    data, wide = parts[0]
     checksums = []
-    for number, at in enumerate(range(0, len(ids), PAGE * wide)):
-        crc = zlib.crc32(ids[at : at + PAGE * wide])
-        for packed in bits:
-            crc = zlib.crc32(packed[number * PAGE // 8 :][: PAGE // 8], crc)
+    for number in range(-(-len(data) // wide)):
+        crc = 0
+        for data, wide in parts:
+            crc = zlib.crc32(data[number * wide :][:wide], crc)
         checksums.append(crc)
     return np.asarray(checksums, np.uint32)
 
@@ -326,4 +371,33 @@ def check_same_tokenizer(corpus: Corpus, digest: str, what: str) -> None:
             f"{corpus.path} was prepared with another tokenizer than {what} (hash "
             f"{corpus.about['tokenizer']['hash']}, there {digest}): prepare it with "
             "the same one"
+        )
+
+
+def similar_words(corpus: Corpus, path: str = "") -> Similar:
+    """The table that says which words are similar to those of the corpus: its own, or
+    another one, at `path`, of the same words."""
+    own = corpus.similar
+    if own is None:
+        raise InputError(
+            f"config.objective.replace=similar: {corpus.path} has no column word_id; "
+            "make a table with `bert_jax similar` and the corpus with "
+            "`bert_jax prepare --words TABLE`"
+        )
+    if not path:
+        return own
+    table = load_similar(path)
+    field = f"config.objective.similar={path}"
+    table.check_tokenizer(corpus.about["tokenizer"]["hash"], field)
+    check_same_words(corpus, table, field)
+    return table
+
+
+def check_same_words(corpus: Corpus, table: Similar, what: str) -> None:
+    """Raises where the corpus numbers words in another way than the table."""
+    own = corpus.similar
+    if own is None or own.numbering != table.numbering:
+        raise InputError(
+            f"{corpus.path} was prepared with other words than those of {what}: "
+            "prepare it with --words of the same table"
         )

@@ -32,9 +32,17 @@ from tqdm import tqdm
 
 from bert_jax.bucket import is_bucket, upload
 from bert_jax.data import sentences
-from bert_jax.data.corpus import FORMAT, Corpus, open_corpus, pack_counts
+from bert_jax.data.corpus import (
+    FORMAT,
+    Columns,
+    Corpus,
+    columns_of_pieces,
+    open_corpus,
+    pack_counts,
+)
 from bert_jax.data.duplicates import DUPLICATES, make_filter
 from bert_jax.data.records import Writer, serialise
+from bert_jax.data.similar import Similar, is_similar, load_similar
 from bert_jax.data.text import Document, Source, find_sources
 from bert_jax.data.tokenizers import Tokenizer, load_tokenizer
 from bert_jax.data.words import SEGMENTERS, UNITS
@@ -52,7 +60,9 @@ class Settings(NamedTuple):
     """What decides the pieces, beside the text and the tokenizer."""
 
     sentences: str = "split"  # line | split
-    words: str = "pieces"  # pieces | spaces | tags | jieba: where words begin
+    # Where words begin: pieces | spaces | tags | jieba, or a table of similar words,
+    # which knows how its words were found.
+    words: str = "pieces"
     duplicates: str = "keep"  # keep | exact | near: documents to drop
     shortest: int = 0  # characters; shorter documents are dropped
 
@@ -75,6 +85,7 @@ def prepare(
     0 does all the work in this one.
     """
     settings = Settings(sentences, words, duplicates, shortest)
+    settings, similar = find_similar(settings, tokenizer)
     check(settings)
     if workers is not None and workers < 0:
         raise InputError(f"workers={workers} is negative; 0 is no process but this one")
@@ -88,6 +99,7 @@ def prepare(
         inputs=list(inputs),
         tokenizer=tokenizer,
         settings=settings,
+        similar=similar,
         workers=workers,
         progress=progress,
     )
@@ -95,7 +107,7 @@ def prepare(
         make(out=Path(out))
     else:  # made here, then copied there
         check_no_corpus(epath.Path(out))
-        known = f"{out} {identity(sources, tokenizer, settings)}"
+        known = f"{out} {identity(sources, tokenizer, settings, similar)}"
         name = hashlib.sha256(known.encode()).hexdigest()[:16]
         local = cache_folder() / "prepare" / name
         if not local.exists():
@@ -111,20 +123,24 @@ def write_corpus(
     inputs: list[str],
     tokenizer: Tokenizer,
     settings: Settings,
+    similar: Similar | None,
     out: Path,
     workers: int,
     progress: bool,
 ) -> None:
-    known = identity(sources, tokenizer, settings)
+    known = identity(sources, tokenizer, settings, similar)
     with whole_folder(out, same=functools.partial(is_same, known=known)) as scratch:
         write_text(scratch / SETTINGS, known)
         tokenizer.save(scratch / "tokenizer")
-        writer = Writer(scratch, tokenizer, UNITS[settings.words])
+        if similar:
+            similar.save(scratch / "similar")
+        columns = stored_columns(tokenizer, settings, similar)
+        writer = Writer(scratch, columns, tokenizer.size)
         reader = Reader(sources, settings)
         kept = len(writer.index)
         batches = (batch for n, batch in enumerate(reader.batches()) if n >= kept)
         with progress_bar(sources, progress) as show, Interrupt() as interrupt:
-            work = Work(str(scratch / "tokenizer"), settings)
+            work = Work(str(scratch / "tokenizer"), settings, similar)
             for columns in in_order(work, batches, workers, tokenizer):
                 writer.append(serialise(columns))
                 show(reader)
@@ -136,7 +152,7 @@ def write_corpus(
                 f"all {reader.counts['documents']} documents are shorter than "
                 f"shortest={settings.shortest} characters"
             )
-        about = {"settings": {"inputs": inputs, **settings._asdict()}}
+        about = describe(inputs, settings, similar)
         writer.index.write(scratch, tokenizer, **about, read=reader.counts)
         (scratch / SETTINGS).unlink()
 
@@ -147,10 +163,37 @@ def check_no_corpus(out: epath.Path) -> None:
         raise InputError(f"{out} exists already: choose another name or remove it")
 
 
+def find_similar(
+    settings: Settings, tokenizer: Tokenizer
+) -> tuple[Settings, Similar | None]:
+    """The table that `words` may name, and settings with its way to find words."""
+    if settings.words in SEGMENTERS or not is_similar(settings.words):
+        return settings, None
+    similar = load_similar(settings.words)
+    similar.check_tokenizer(tokenizer.hash, f"words={settings.words}")
+    return settings._replace(words=similar.words), similar
+
+
+def stored_columns(
+    tokenizer: Tokenizer, settings: Settings, similar: Similar | None
+) -> Columns:
+    word_id = similar.dtype if similar else None
+    return columns_of_pieces(tokenizer.dtype, UNITS[settings.words], word_id)
+
+
+def describe(inputs: list[str], settings: Settings, similar: Similar | None) -> dict:
+    """What corpus.json says of how it was made."""
+    about = {"settings": {"inputs": inputs, **settings._asdict()}}
+    if similar:
+        about["similar"] = {"hash": similar.hash, "dtype": similar.dtype.str}
+    return about
+
+
 def check(settings: Settings) -> None:
     choices = {"sentences": SPLITS, "words": SEGMENTERS, "duplicates": DUPLICATES}
+    also = {"words": ", or a folder made by `bert_jax similar`"}
     problems = [
-        unknown(name, getattr(settings, name), valid)
+        unknown(name, getattr(settings, name), valid) + also.get(name, "")
         for name, valid in choices.items()
         if getattr(settings, name) not in valid
     ]
@@ -160,7 +203,12 @@ def check(settings: Settings) -> None:
         raise InputError("\n".join(problems))
 
 
-def identity(sources: list[Source], tokenizer: Tokenizer, settings: Settings) -> str:
+def identity(
+    sources: list[Source],
+    tokenizer: Tokenizer,
+    settings: Settings,
+    similar: Similar | None,
+) -> str:
     """What must be the same for an interrupted preparation to be gone on with."""
     about = {
         "format": FORMAT,
@@ -170,6 +218,7 @@ def identity(sources: list[Source], tokenizer: Tokenizer, settings: Settings) ->
             for source in sources
         ],
         **settings._asdict(),
+        "similar": similar.hash if similar else None,
     }
     return json.dumps(about, indent=1)
 
@@ -273,13 +322,14 @@ class Work(NamedTuple):
 
     tokenizer: str
     settings: Settings
+    similar: Similar | None
 
 
 def in_order(work: Work, batches: Iterator, workers: int, tokenizer: Tokenizer):
     """The columns of each batch, in order, with a few under way."""
     if not workers:
         for batch in batches:
-            yield columns_of(batch, tokenizer, work.settings)
+            yield columns_of(batch, tokenizer, work.settings, work.similar)
         return
     pending = collections.deque()
     # Spawned, because forking a process with threads (TensorFlow's) may hang.
@@ -320,23 +370,60 @@ def spawning() -> Iterator[None]:
 
 
 def start_worker(work: Work) -> None:
-    global _tokenizer, _settings
+    global _tokenizer, _work
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one core for each worker
-    _tokenizer, _settings = load_tokenizer(work.tokenizer), work.settings
+    _tokenizer, _work = load_tokenizer(work.tokenizer), work
 
 
 def do_work(batch: Batch) -> dict[str, bytes]:
-    return columns_of(batch, _tokenizer, _settings)
+    return columns_of(batch, _tokenizer, _work.settings, _work.similar)
 
 
 def columns_of(
-    batch: Batch, tokenizer: Tokenizer, settings: Settings
+    batch: Batch, tokenizer: Tokenizer, settings: Settings, similar: Similar | None
 ) -> dict[str, bytes]:
     """The columns of one record; what gives no pieces is left out."""
+    documents = batch.documents
+    encoded, bits, counts = encode_documents(documents, tokenizer, settings)
+    lengths = np.array([len(ids) for ids in encoded], np.int64)
+    owner = np.repeat(np.arange(len(documents)), counts)[lengths > 0]
+    kept = np.bincount(owner, minlength=len(documents))
+    names = [documents[n].name.replace("\n", " ") for n in np.flatnonzero(kept)]
+    ids = np.concatenate([np.empty(0, tokenizer.dtype), *encoded])
+    columns = {
+        "ids": ids.tobytes(),
+        "sentences": pack_counts(lengths[lengths > 0]),
+        "documents": pack_counts(kept[kept > 0]),
+        "names": zlib.compress("\n".join(names).encode()),
+        "input": b"%d" % batch.number,
+        **{
+            f"starts/{unit}": np.packbits(found).tobytes()
+            for unit, found in bits.items()
+        },
+    }
+    if similar:
+        begins = word_begins(ids, bits, lengths, tokenizer)
+        columns["word_id"] = similar.numbers(ids, begins).tobytes()
+    return columns
+
+
+def word_begins(
+    ids: np.ndarray, bits: dict, lengths: np.ndarray, tokenizer: Tokenizer
+) -> np.ndarray:
+    """Which pieces of some sentences begin a word; a sentence always does."""
+    begins = bits["words"].copy() if "words" in bits else tokenizer.starts[ids]
+    begins[(np.cumsum(lengths) - lengths)[lengths > 0]] = True
+    return begins
+
+
+def encode_documents(
+    documents: Sequence[Document], tokenizer: Tokenizer, settings: Settings
+) -> tuple[list[np.ndarray], dict[str, np.ndarray], list[int]]:
+    """Ids of each sentence; for each unit that ids do not tell, whether a piece is the
+    first in its unit; and the number of sentences of each document."""
     split, find_words = SPLITS[settings.sentences], SEGMENTERS[settings.words]
     texts, borders = [], []  # of each sentence: its text, {unit: where units begin}
     counts = []  # sentences of each document
-    documents = batch.documents
     for document in documents:
         text, units = find_words(document.text) if find_words else (document.text, {})
         parts = split(text)
@@ -362,22 +449,7 @@ def columns_of(
         encoded, bits = encode_with_units(
             texts, borders, tokenizer, UNITS[settings.words]
         )
-    lengths = np.array([len(ids) for ids in encoded], np.int64)
-    owner = np.repeat(np.arange(len(documents)), counts)[lengths > 0]
-    kept = np.bincount(owner, minlength=len(documents))
-    names = [documents[n].name.replace("\n", " ") for n in np.flatnonzero(kept)]
-    ids = np.concatenate([np.empty(0, tokenizer.dtype), *encoded])
-    return {
-        "ids": ids.tobytes(),
-        "sentences": pack_counts(lengths[lengths > 0]),
-        "documents": pack_counts(kept[kept > 0]),
-        "names": zlib.compress("\n".join(names).encode()),
-        "input": b"%d" % batch.number,
-        **{
-            f"starts/{unit}": np.packbits(found).tobytes()
-            for unit, found in bits.items()
-        },
-    }
+    return encoded, bits, counts
 
 
 def encode_with_units(

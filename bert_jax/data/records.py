@@ -10,12 +10,18 @@ import json
 import shutil
 import zlib
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
-from bert_jax.data.corpus import FORMAT, page_checksums, shard_name, unpack_counts
+from bert_jax.data.corpus import (
+    FORMAT,
+    Columns,
+    page_checksums,
+    shard_name,
+    unpack_counts,
+)
 from bert_jax.data.tokenizers import Tokenizer
 from bert_jax.errors import InputError, UnfinishedError
 from bert_jax.whole import write_text
@@ -60,8 +66,8 @@ def whole_records(path: Path) -> Iterator[bytes]:
 class Index:
     """What is known of records, one after the other."""
 
-    def __init__(self, dtype: np.dtype, vocab_size: int, units: Sequence[str]):
-        self.dtype, self.units = dtype, units
+    def __init__(self, columns: Columns, vocab_size: int):
+        self.columns = columns
         self.rows: dict[str, list[int]] = defaultdict(list)
         self.pages: list[np.ndarray] = []  # checksums
         self.counts = np.zeros(vocab_size, np.int64)  # of each id
@@ -75,8 +81,7 @@ class Index:
         """A record that lies at `offset` of a shard."""
         feature = tensorflow().train.Example.FromString(data).features.feature
         columns = {name: feature[name].bytes_list.value[0] for name in feature}
-        ids = np.frombuffer(columns["ids"], self.dtype)
-        bits = [f"starts/{unit}" for unit in self.units]
+        ids = np.frombuffer(columns["ids"], self.columns["ids"])
         row = {
             "shard": shard,
             "input": int(columns["input"]),
@@ -85,7 +90,8 @@ class Index:
             "document_count": len(unpack_counts(columns["documents"])),
         }
         digest = hashlib.sha256()
-        for name in ("ids", "sentences", "documents", *bits):
+        names = ("ids", "sentences", "documents", *self.columns)
+        for name in dict.fromkeys(names):
             # Wherever these bytes are found first, they are the bytes to read.
             row[f"{name}_at"] = offset + HEADER + data.find(columns[name])
             digest.update(columns[name])
@@ -94,8 +100,7 @@ class Index:
             row[f"{name}_crc"] = zlib.crc32(columns[name])
         for name, value in row.items():
             self.rows[name].append(value)
-        packed = [columns[name] for name in bits]
-        self.pages.append(page_checksums(columns["ids"], packed, self.dtype.itemsize))
+        self.pages.append(page_checksums(columns, self.columns))
         self.counts += np.bincount(ids, minlength=len(self.counts))
         self.digests.append(digest.digest())
         self.ends[shard] = offset + framed_size(data)
@@ -130,8 +135,12 @@ class Index:
             "sentences": int(rows["sentence_count"].sum()),
             "pieces": int(rows["pieces"].sum()),
             "unknown": int(self.counts[unk]) if unk is not None else 0,
-            "dtype": self.dtype.str,
-            "units": list(self.units),
+            "dtype": self.columns["ids"].str,
+            "units": [
+                name.removeprefix("starts/")
+                for name, dtype in self.columns.items()
+                if dtype is None
+            ],
             "shards": len(self.ends),
             "files": files,
             "index": zlib.crc32(path.read_bytes()),
@@ -143,9 +152,9 @@ class Index:
 class Writer:
     """Writes records into shards, in order. Goes on after what is there."""
 
-    def __init__(self, folder: Path, tokenizer: Tokenizer, units: Sequence[str]):
+    def __init__(self, folder: Path, columns: Columns, vocab_size: int):
         self.folder = folder
-        self.index = Index(tokenizer.dtype, tokenizer.size, tuple(units))
+        self.index = Index(columns, vocab_size)
         self.shards, self.offset, self.file = 0, 0, None
         self.go_on()
 

@@ -9,6 +9,11 @@
     row_id     number of the row in the plan; -1 is a row of padding
     epoch      how often the corpus was gone through before
 
+where the corpus has them `phrases`, `entities` (as words) and
+
+    word_id    which word it is: its number in the corpus's table of similar words, 0
+               for none; less than 0 in a row that runs backwards
+
 and for pairs `first` (where each example begins) and `next_sentence` (its label, -1 is
 none); for a stream `continues` (1 where the row goes on where the one in its place of
 the batch before ended). Nothing is hidden here: rows are clean.
@@ -98,6 +103,7 @@ class Rows:
         """`count` rows of padding, with the columns that a batch has."""
         names = ("ids", "types", "positions", "group", "words")
         names += tuple(unit for unit in self.corpus.units if unit != "words")
+        names += tuple(name for name in self.corpus.columns if name == "word_id")
         batch = {name: np.zeros((count, self.length), np.int32) for name in names}
         batch["ids"][:] = self.corpus.tokenizer.pad_id or 0  # GPT-2 has none
         batch["row_id"] = np.full(count, -1, np.int32)
@@ -126,6 +132,9 @@ class Rows:
             flat[at : at + count] = part["ids"][begin : begin + count]
             for unit in units:
                 marks[unit][at : at + count] = part[unit][begin : begin + count]
+            if "word_id" in batch:
+                found = part["word_id"][begin : begin + count]
+                batch["word_id"].reshape(-1)[at : at + count] = found
         real = self.fill_groups(batch, where)
         text = real.reshape(-1)
         text[where.cls] = text[where.sep] = False
@@ -142,8 +151,11 @@ class Rows:
         """Makes some rows of a batch run backwards; padding stays at the end."""
         for row in rows:
             size = int((batch["group"][row] > 0).sum())
-            for name in {"ids", "group", "words", *self.corpus.units}:
-                batch[name][row, :size] = batch[name][row, :size][::-1].copy()
+            for name in {"ids", "group", "words", "word_id", *self.corpus.units}:
+                if name in batch:
+                    batch[name][row, :size] = batch[name][row, :size][::-1].copy()
+            if "word_id" in batch:
+                batch["word_id"][row] *= -1
             # Positions count up again, from 0 in every group.
             place, group = np.arange(size), batch["group"][row, :size]
             begins = np.diff(group, prepend=-1) != 0

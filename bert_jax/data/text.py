@@ -217,6 +217,11 @@ def _parse_jsonl(path: epath.Path, lines: Iterator) -> Iterator[Document]:
             yield Document(name, text.replace("\r\n", "\n"))
 
 
+def read_lines(path: str | os.PathLike) -> Iterator[tuple[int, str]]:
+    """(number, line) of a text file that is no document, also packed or in a bucket."""
+    return _lines(epath.Path(path), Source(str(path), None, "", _read))
+
+
 def _unpacked(file: BinaryIO, name: str) -> BinaryIO:
     opener = {".gz": gzip.open, ".xz": lzma.open}.get(name[-3:])
     return opener(file, "rb") if opener else file

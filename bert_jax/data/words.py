@@ -6,14 +6,17 @@ model is to read and, for each unit, the places in it where one begins:
 
     pieces  nothing is stored: the tokenizer tells (## pieces, leading space)
     spaces  `人民 日报 社`: words are set apart by spaces, which are taken out
-    tags    `人民/n  [中央/n  电视台/n]nt`: words with tags, as in the People's Daily;
-            brackets join words to phrases (names, entities: ERNIE, arXiv:1904.09223)
+    tags    `江/nr  泽民/nr  在/p  [中央/n  电视台/n]nt`: words with tags, as in the
+            People's Daily. Brackets join words to phrases; entities are names of people
+            (nr), places (ns), bodies (nt) and others (nz), in brackets or not; every
+            other word stands alone (ERNIE, Sun et al. 2019, arXiv:1904.09223)
     jieba   the segmenter of that name finds the words
 """
 
 import re
 import unicodedata
 from collections.abc import Callable
+from typing import NamedTuple
 
 from bert_jax.errors import InputError
 
@@ -26,6 +29,7 @@ _TAG = re.compile(r"/[A-Za-z]+[0-9]?$")
 UNTAGGED = 50  # words of a document without a tag: it is not tagged text
 _ALONE = re.compile(f"[{IDEOGRAPHS}]")
 _CLOSED = re.compile(r"\][A-Za-z]+$")
+ENTITIES = ("nr", "ns", "nt", "nz")
 
 
 def by_spaces(text: str) -> tuple[str, Borders]:
@@ -44,35 +48,75 @@ def by_spaces(text: str) -> tuple[str, Borders]:
 
 
 def by_tags(text: str) -> tuple[str, Borders]:
-    plain, words, phrases = [], [], []
+    plain, borders = [], {"words": [], "phrases": [], "entities": []}
     at = tags = 0
     for number, line in enumerate(text.split("\n")):
         if number:
             plain.append("\n")
             at += 1
-        inside = False
-        for item in line.split():
-            opens = item.startswith("[") and len(item) > 1 and not item.startswith("[/")
-            item = item[1:] if opens else item
-            closed = _CLOSED.search(item)
-            item = item[: closed.start()] if closed else item
-            word = _TAG.sub("", item)
-            tags += word != item
-            if plain and needs_space(plain[-1], word):
+        items = [read_item(item) for item in line.split()]
+        phrases, entities = joined(items)
+        for n, item in enumerate(items):
+            tags += bool(item.tag)
+            if plain and needs_space(plain[-1], item.word):
                 plain.append(" ")
                 at += 1
-            words.append(at)
-            if not inside:
-                phrases.append(at)
-            inside = (inside or opens) and not closed
-            plain.append(word)
-            at += len(word)
-    if not tags and len(words) >= UNTAGGED:
+            borders["words"].append(at)
+            if n not in phrases:
+                borders["phrases"].append(at)
+            if n not in entities:
+                borders["entities"].append(at)
+            plain.append(item.word)
+            at += len(item.word)
+    words = len(borders["words"])
+    if not tags and words >= UNTAGGED:
         raise InputError(
-            f"words=tags: none of {len(words)} words has a tag (word/POS): "
-            f"{text[:40]!r} ..."
+            f"words=tags: none of {words} words has a tag (word/POS): {text[:40]!r} ..."
         )
-    return "".join(plain), {"words": words, "phrases": phrases}
+    return "".join(plain), borders
+
+
+class Item(NamedTuple):
+    """A tagged word, with the bracket it may stand after or before."""
+
+    word: str
+    tag: str  # "" is none
+    opens: bool
+    closes: str | None  # the tag of what a bracket after it closes
+
+
+def read_item(item: str) -> Item:
+    opens = item.startswith("[") and len(item) > 1 and not item.startswith("[/")
+    item = item[1:] if opens else item
+    closed = _CLOSED.search(item)
+    item = item[: closed.start()] if closed else item
+    word = _TAG.sub("", item)
+    tag = item[len(word) + 1 :]
+    return Item(word, tag, opens, closed[0][1:] if closed else None)
+
+
+def joined(items: list[Item]) -> tuple[set[int], set[int]]:
+    """The words of a line that go on a phrase, and those that go on an entity."""
+    phrases, entities, start = set(), set(), None
+    for n, item in enumerate(items):
+        if start is not None:
+            phrases.add(n)
+        elif item.opens:
+            start = n
+        if item.closes is not None and start is not None:
+            if item.closes in ENTITIES:
+                entities.update(range(start + 1, n + 1))
+            start = None
+        # A family name and a given name are two words: 江/nr 泽民/nr.
+        after_name = n and is_name(items[n - 1]) and n - 1 not in entities
+        if after_name and is_name(item) and not item.opens:
+            entities.add(n)
+    return phrases, entities
+
+
+def is_name(item: Item) -> bool:
+    """Part of a Chinese name; a foreign one, 克林顿/nr, is one word and longer."""
+    return item.tag == "nr" and len(item.word) <= 2
 
 
 def by_jieba(text: str) -> tuple[str, Borders]:
@@ -110,6 +154,6 @@ SEGMENTERS: dict[str, Callable[[str], tuple[str, Borders]] | None] = {
 UNITS = {
     "pieces": (),
     "spaces": ("words",),
-    "tags": ("words", "phrases"),
+    "tags": ("words", "phrases", "entities"),
     "jieba": ("words",),
 }

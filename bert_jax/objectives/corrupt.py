@@ -6,6 +6,7 @@
                   MacBERT, Cui et al. 2020), spans (SpanBERT, Joshi et al. 2020)
     replace       a chosen piece is hidden, made random or kept, each by itself or, as
                   in SpanBERT, all of a run alike
+    replace_by_similar  a chosen word becomes a similar one, random, or is kept (MacBERT)
 
 Everything here is for one row [S] and is used under `vmap`, so that what a row draws
 is a function of its own key alone. Shapes are static; choices are made by sorting
@@ -153,5 +154,55 @@ def replace(
     random = jax.random.randint(piece_key, ids.shape, 0, vocab_size, ids.dtype)
     new = jnp.where(
         draw < hide, mask_id, jnp.where(draw < hide + randomise, random, ids)
+    )
+    return jnp.where(chosen, new, ids)
+
+
+def replace_by_similar(
+    key: jax.Array,
+    ids: jax.Array,
+    chosen: jax.Array,
+    words: jax.Array,  # [S], equal for the pieces of a word
+    word_id: jax.Array,  # [S], which word it is; 0: none that the table has
+    *,
+    table,  # data.similar.Similar: pieces [W, L], sizes [W], near [W, K]
+    mask_id: int,
+    vocab_size: int,
+    hide: float,
+    randomise: float,
+) -> jax.Array:
+    """Each chosen word becomes one of its similar words, each as probable, or random
+    pieces, or is kept: all of its pieces alike.
+
+    A word that has no similar one, or was cut where the row ends, becomes random pieces,
+    too. Any piece may come, but never [MASK].
+    """
+    S, index = ids.shape[0], jnp.arange(ids.shape[0])
+    new_word = words[1:] != words[:-1]
+    first = jax.lax.cummax(jnp.where(jnp.pad(new_word, (1, 0)), index, 0))
+    ends = jnp.where(jnp.pad(new_word, (0, 1), constant_values=True), index, S - 1)
+    size = jax.lax.cummin(ends, reverse=True) - first + 1
+
+    draw_key, which_key, piece_key = jax.random.split(key, 3)
+    draw = jax.random.uniform(draw_key, (S,))[first]
+    which = jax.random.uniform(which_key, (S,))[first]
+    random = jax.random.randint(piece_key, (S,), 0, vocab_size - 1, ids.dtype)
+    random += random >= mask_id
+
+    pieces, sizes, near = (
+        jnp.asarray(x) for x in (table.pieces, table.sizes, table.near)
+    )
+    word = jnp.abs(word_id)
+    similar = near[word]  # [S, K], filled up with 0
+    choices = jnp.sum(similar > 0, -1)
+    taken = jnp.minimum((which * choices).astype(jnp.int32), choices - 1)
+    similar = jnp.take_along_axis(similar, jnp.clip(taken, 0)[:, None], -1)[:, 0]
+    place = index - first
+    place = jnp.where(word_id < 0, size - 1 - place, place)  # of text turned round
+    place = jnp.clip(place, 0, pieces.shape[1] - 1)
+    known = (choices > 0) & (sizes[word] == size)
+    changed = jnp.where(known, pieces[similar, place], random)
+    new = jnp.where(
+        draw < hide, changed, jnp.where(draw < hide + randomise, random, ids)
     )
     return jnp.where(chosen, new, ids)

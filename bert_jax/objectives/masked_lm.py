@@ -7,15 +7,19 @@ piece, 10 % as they are (Devlin et al. 2019, arXiv:1810.04805, section 3.1 and A
 On rows of pairs: does B follow A, or which of them comes first (Lan et al. 2020)? The
 boundary objective predicts each piece of a run of chosen ones once more, from the
 states before and after the run and the piece's place in it (SpanBERT, Joshi et al.
-2020, arXiv:1907.10529).
+2020, arXiv:1907.10529). With replace=similar a word is shown as a similar word and
+[MASK] never (MacBERT, Cui et al. 2020, arXiv:2004.13922). ERNIE's units are columns:
+choose=token, then choose=word with unit=phrases, then unit=entities (arXiv:1904.09223).
 
 Differs from the releases in: the corruption is drawn anew at every step; the number of
 predictions is counted over a packed row, not over each example in it; BERT's divides by
 Σ w + 1e-5; SpanBERT's cuts the last word to meet its budget, where here words stay
-whole and a row may have a few predictions less.
+whole and a row may have a few predictions less; ERNIE's chooses each unit with
+probability 15 %, where here the number of pieces is what is 15 %.
 """
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -50,13 +54,17 @@ class MaskedLM(Objective):
     # Hyper-parameters.
     rate: float = 0.15  # share of the tokens that is predicted
     choose: str = "token"  # token | word | ngram (ALBERT) | macbert | span (SpanBERT)
-    unit: str = "words"  # column of the data that says what is a word, or phrases
-    replace: str = "token"  # token | run: whether a run of chosen ones is shown alike
-    hide: float = 0.8  # share of these shown as [MASK]
+    unit: str = "words"  # column of the data: words, or phrases, entities
+    # token | run: whether a run of chosen ones is shown alike; similar: word by word
+    replace: str = "token"
+    similar: str = ""  # folder of the table of similar words; "": the corpus's own
+    hide: float = 0.8  # share of these shown as [MASK], or as a similar word
     randomise: float = 0.1  # share of these shown as a random piece
     next_sentence: float = 1.0  # λ; 0 on rows that are not pairs
     boundary: float = 0.0  # μ
     task: int = 0  # what is added to every token of this task (ERNIE 2.0)
+    # From the folder or the corpus: data.similar.Similar.
+    table: Any = None
 
     def __post_init__(self):
         problems = [
@@ -74,11 +82,18 @@ class MaskedLM(Objective):
         for name in ("next_sentence", "boundary"):
             if getattr(self, name) < 0:
                 problems.append(f"objective.{name}={getattr(self, name)} is negative")
-        choices = {"choose": CHOICES, "replace": ("token", "run")}
+        choices = {"choose": CHOICES, "replace": ("token", "run", "similar")}
         for name, valid in choices.items():
             if getattr(self, name) not in valid:
                 field = f"objective.{name}"
                 problems.append(unknown(field, getattr(self, name), valid))
+        if self.replace == "similar" and self.choose == "token":
+            problems.append(
+                "objective.replace=similar replaces words: objective.choose=token does "
+                "not choose any; use word, ngram, macbert or span"
+            )
+        elif self.replace == "similar" and self.table is None:
+            problems.append("objective.replace=similar needs a table of similar words")
         if problems:
             raise InputError("\n".join(problems))
 
@@ -97,7 +112,8 @@ class MaskedLM(Objective):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        return () if self.choose == "token" else (self.unit,)
+        units = () if self.choose == "token" else (self.unit,)
+        return (*units, "word_id") if self.replace == "similar" else units
 
     def problems(self, arch: Arch, rows: str) -> list[str]:
         return wrong_task(self.task, arch)
@@ -112,36 +128,28 @@ class MaskedLM(Objective):
         S = batch["ids"].shape[1]
         counts = corrupt.budget(S, self.rate)
         slots = self.slots(S)
-        by_token = self.choose == "token"
-        units = batch["ids"] if by_token else batch[self.unit]
+        wanted = {"ids", "group", *self.columns}
+        wanted |= {"words"} if self.replace == "similar" else set()
 
-        def one_row(key, ids, group, words):
+        def one_row(key, row):
+            ids, group = row["ids"], row["group"]
             choose_key, replace_key = jax.random.split(key)
             special = jnp.isin(ids, jnp.asarray(self.special_ids))
             candidates = (group > 0) & ~special
             count = jnp.asarray(counts)[(group > 0).sum()]
-            if by_token:
+            if self.choose == "token":
                 chosen = corrupt.choose(choose_key, candidates, count)
             else:
                 chosen = corrupt.choose_words(
                     choose_key,
                     candidates,
-                    words,
+                    row[self.unit],
                     count,
                     lengths=corrupt.LENGTHS[self.choose],
                     merge=self.choose == "span",
                 )
             where, weights = corrupt.positions_of(chosen, slots)
-            shown = corrupt.replace(
-                replace_key,
-                ids,
-                chosen,
-                mask_id=self.mask_id,
-                vocab_size=self.vocab_size,
-                hide=self.hide,
-                randomise=self.randomise,
-                by_run=self.replace == "run",
-            )
+            shown = self.shown(replace_key, row, chosen)
             found = {"ids": shown, "where": where, "targets": ids[where]}
             found["weights"] = weights
             if self.boundary:
@@ -154,8 +162,20 @@ class MaskedLM(Objective):
                 found["bounded"] = weights * inside
             return found
 
-        rows = jax.vmap(one_row)(keys, batch["ids"], batch["group"], units)
+        rows = jax.vmap(one_row)(keys, {name: batch[name] for name in wanted})
         return {**batch, **rows}
+
+    def shown(self, key: jax.Array, row: Batch, chosen: jax.Array) -> jax.Array:
+        """What the model sees of a row: ids [S]."""
+        how = dict(mask_id=self.mask_id, vocab_size=self.vocab_size)
+        how |= dict(hide=self.hide, randomise=self.randomise)
+        if self.replace == "similar":
+            words = (row["words"], row["word_id"])
+            return corrupt.replace_by_similar(
+                key, row["ids"], chosen, *words, table=self.table, **how
+            )
+        by_run = self.replace == "run"
+        return corrupt.replace(key, row["ids"], chosen, by_run=by_run, **how)
 
     def scores(self, logits: jax.Array, batch: Batch) -> dict[str, Mean]:
         """Of the predicted pieces alone."""
