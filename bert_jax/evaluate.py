@@ -51,7 +51,6 @@ def evaluate(
     total = len(found) if count is None else min(count, len(found))
     batch = min(batch, -(-total // mesh.size) * mesh.size)  # no more than is needed
     own_rows(mesh, batch, field="batch")
-<<<<<<< HEAD
     hyper = objective_fields(model.preset.objective)
     hyper = dict(trained.get("objective", hyper))
     if model.preset.pair_head not in model.heads and "next_sentence" in hyper:
@@ -67,12 +66,6 @@ def evaluate(
         corpus=corpus,
         say=lambda _: None,
     )
-=======
-    hyper = dict(trained.get("objective", {}))
-    if hyper.get("replace") == "similar":
-        hyper["table"] = similar_words(corpus, hyper["similar"])
-    objective = objective_for(model, kind, hyper)
->>>>>>> fcb898b (Similar words: the table, its column in the corpus, the replacement; entities)
     held_out = HeldOut(
         found,
         model=Model(model.arch, towers=model.towers),

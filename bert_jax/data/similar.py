@@ -1,10 +1,10 @@
 """Tables of similar words: which word may stand in the place of which.
 
-MacBERT (Cui et al. 2020, arXiv:2004.13922) hides a word behind a similar one, where BERT
-shows [MASK], which no text has. A table knows words by their pieces; for each of them it
-has the words nearest to it, by the cosine of their vectors, of those with as many pieces,
-so that every piece of the one takes the place of a piece of the other. Words count from
-1 on; 0 is any other word.
+MacBERT (Cui et al. 2020, arXiv:2004.13922) hides a word behind a similar one, where
+BERT shows [MASK], which no text has. A table knows words by their pieces. For each of
+them it has the words whose vectors are nearest to its own, by their cosine, of those
+with as many pieces: so every piece of the one takes the place of a piece of the other.
+Words count from 1 on; 0 is any other word.
 
     DIR/similar.json   the tokenizer's hash, how words were found, the words as text
     DIR/similar.npz    pieces [W+1, L], sizes [W+1], near [W+1, K]

@@ -3,13 +3,13 @@
     L = -log σ(v_c · u_o) - Σ_k log σ(-v_c · u_k),    k drawn by count ** 0.75
 
 Word o is the centre of a window whose half-width is drawn from 1..5, c is another word
-in it, and v_c is c's vector. Frequent words are left out at random, and windows end with
-the sentence (Mikolov et al. 2013, arXiv:1310.4546). It is numpy on one core: a minute for
-a million words.
+in it, and v_c is c's vector. Frequent words are left out at random, and windows end
+with the sentence (Mikolov et al. 2013, arXiv:1310.4546). It is numpy on one core: about
+a minute for a million words.
 
-Differs from the release in: pairs are learnt 256 at a time; these share 16 words drawn as
-negatives, each of which counts for 5/16, so that the products are matrix products; the
-order of pairs is shuffled within a chunk of text.
+Differs from the release in: pairs are learnt 256 at a time; these share 16 words drawn
+as negatives, each of which counts for 5/16, so that the products are matrix products;
+the order of pairs is shuffled within a chunk of text.
 """
 
 from collections.abc import Callable

@@ -6,7 +6,8 @@
                   MacBERT, Cui et al. 2020), spans (SpanBERT, Joshi et al. 2020)
     replace       a chosen piece is hidden, made random or kept, each by itself or, as
                   in SpanBERT, all of a run alike
-    replace_by_similar  a chosen word becomes a similar one, random, or is kept (MacBERT)
+    replace_by_similar
+                  a chosen word becomes a similar one, random, or is kept (MacBERT)
 
 Everything here is for one row [S] and is used under `vmap`, so that what a row draws
 is a function of its own key alone. Shapes are static; choices are made by sorting
@@ -174,8 +175,8 @@ def replace_by_similar(
     """Each chosen word becomes one of its similar words, each as probable, or random
     pieces, or is kept: all of its pieces alike.
 
-    A word that has no similar one, or was cut where the row ends, becomes random pieces,
-    too. Any piece may come, but never [MASK].
+    A word that has no similar one, or was cut where the row ends, becomes random
+    pieces, too. Any piece may come, but never [MASK].
     """
     S, index = ids.shape[0], jnp.arange(ids.shape[0])
     new_word = words[1:] != words[:-1]
