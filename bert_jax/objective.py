@@ -4,6 +4,7 @@ import dataclasses
 
 from bert_jax.config import DECIDED
 from bert_jax.data.corpus import Corpus, similar_words
+from bert_jax.data.pairs import RULES
 from bert_jax.data.plans import PAIRS
 from bert_jax.errors import InputError, unknown
 from bert_jax.models.arch import Arch
@@ -48,6 +49,9 @@ def make_objective(
         hyper["next_sentence"] = 0.0
         if preset.rows in PAIRS:
             say(f"rows={rows} are no pairs: next-sentence prediction is off")
+    if rows not in RULES and hyper.get("seq2seq"):
+        hyper["seq2seq"] = 0.0
+        say(f"rows={rows} have no part B: the form seq2seq is off")
     decided = {
         "vocab_size": tokenizer.size,
         "mask_id": tokenizer.mask_id,
@@ -57,7 +61,7 @@ def make_objective(
         "table": None,
     }
     if hyper.get("replace") == "similar" and corpus is not None:
-        decided["table"] = similar_words(corpus, hyper["similar"])
+        decided["table"] = similar_words(corpus, hyper.get("similar", ""))
     decided = {field: decided[field] for field in DECIDED if field in fields}
     objective = kind(**decided, **hyper)
     problems = objective.problems(arch, rows)

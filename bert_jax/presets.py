@@ -100,7 +100,9 @@ def same_model_as_bert() -> list[Preset]:
     whole_word = dict(paper="Cui et al. 2021, arXiv:1906.08101", **CHINESE)
     whole_word["hyper"] = dict(choose="word")
     mac = dict(paper="Cui et al. 2020, arXiv:2004.13922", rows="order", **CHINESE)
+    mac["hyper"] = dict(choose="macbert", replace="similar")
     prefix = dict(paper="Dong et al. 2019, arXiv:1905.03197", types=6)
+    prefix["objective"] = "unilm"
     return [
         BERT.but("spanbert-base-cased", **span, **CASED),
         BERT.but("spanbert-large-cased", **span, **CASED, **LARGE),
@@ -263,6 +265,7 @@ def ernie() -> list[Preset]:
         paper="Sun et al. 2019, arXiv:1904.09223",
         reference="ErnieForPreTraining",
         layout="ernie",
+        hyper=dict(choose="word"),  # unit=phrases, then entities, are its later stages
         vocab_size=18000,
         max_positions=513,
         activation="relu",

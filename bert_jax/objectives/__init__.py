@@ -10,11 +10,12 @@ from bert_jax.objectives.replaced_token import ReplacedToken
 from bert_jax.objectives.sentence_distance import SentenceDistance
 from bert_jax.objectives.sentence_reordering import SentenceReordering
 from bert_jax.objectives.token_document import TokenDocument
+from bert_jax.objectives.unilm import UniLM
 
 OBJECTIVES = {
     kind.name: kind
     for kind in (
-        *(MaskedLM, CausalLM, PermutedLM, ReplacedToken),
+        *(MaskedLM, CausalLM, PermutedLM, ReplacedToken, UniLM),
         # The tasks of ERNIE 2.0 beside masked words.
         *(Capitalisation, TokenDocument, SentenceReordering, SentenceDistance),
         *(DiscourseRelation, IRRelevance),
