@@ -24,6 +24,12 @@ COMMANDS = {
         "tokenise text into a corpus on disk",
         "bert_jax prepare --tokenizer tok --out corpus 'books/*.txt.gz' pydocs",
     ),
+    "similar": (
+        "make a table of similar words, for MacBERT",
+        "bert_jax similar --tokenizer tok --words spaces --out similar chinese.txt"
+        "\n  bert_jax prepare --tokenizer tok --words similar --out corpus chinese.txt"
+        "\n  bert_jax similar --tokenizer tok --out similar --vectors glove.txt",
+    ),
     "train": (
         "pretrain; the same command again resumes",
         "bert_jax train --config pretrain:bert-tiny --workdir runs/tiny \\\n"
@@ -87,6 +93,10 @@ INPUT = (
     "documents, or one JSON object with `text` a line), tfds:NAME[/CONFIG][:SPLIT], "
     "or pydocs[:SPLIT]"
 )
+WORDS = (
+    "where words begin: as the tokenizer's pieces say (default); for Chinese set apart "
+    "by spaces, with tags (word/POS), or found by jieba"
+)
 MODEL = "training workdir or Hugging Face directory"
 
 
@@ -107,7 +117,7 @@ def main(argv: list[str] | None = None) -> None:
         arguments.rest = rest
         if rest and arguments.command not in ("train", "prepare"):
             raise InputError(f"unknown arguments {' '.join(rest)}; see --help")
-        if arguments.command not in ("tokenizer", "prepare", "presets"):
+        if arguments.command not in ("tokenizer", "prepare", "similar", "presets"):
             use_compilation_cache()
         arguments.run(arguments)
     except InputError as error:
@@ -238,10 +248,9 @@ def add_prepare(options: argparse.ArgumentParser) -> None:
     )
     options.add_argument(
         "--words",
-        choices=["pieces", "spaces", "tags", "jieba"],
         default="pieces",
-        help="where words begin: as the tokenizer's pieces say (default); for Chinese "
-        "set apart by spaces, with tags (word/POS), or found by jieba",
+        help=f"{WORDS}; or a folder made by `bert_jax similar`: as it was told, and "
+        "which word of the table each one is",
     )
     options.add_argument(
         "--duplicates",
@@ -318,6 +327,53 @@ def run_prepare(arguments) -> None:
             "tokenizer?",
             file=sys.stderr,
         )
+
+
+def add_similar(options: argparse.ArgumentParser) -> None:
+    options.add_argument("inputs", nargs="*", metavar="INPUT", help=INPUT)
+    options.add_argument(
+        "--tokenizer", required=True, help="folder of the tokenizer, or its vocabulary"
+    )
+    options.add_argument("--out", required=True, help="folder to write")
+    options.add_argument(
+        "--vectors",
+        metavar="FILE",
+        help="vectors of words, as word2vec and GloVe write them as text; default: "
+        "learnt from the INPUT (skip-gram)",
+    )
+    options.add_argument(
+        "--words",
+        choices=["pieces", "spaces", "tags", "jieba"],
+        default="pieces",
+        help=WORDS,
+    )
+    options.add_argument(
+        "--neighbours", type=int, default=10, metavar="N", help="default: 10"
+    )
+    options.add_argument("--seed", type=int, default=0, help="of the vectors learnt")
+
+
+def run_similar(arguments) -> None:
+    from bert_jax.data.find_similar import similar_from_text, similar_from_vectors
+    from bert_jax.data.tokenizers import load_tokenizer
+    from bert_jax.whole import new_folder
+
+    if bool(arguments.vectors) == bool(arguments.inputs):
+        raise InputError("give either INPUT, text to learn vectors from, or --vectors")
+    told = {"words": arguments.words, "neighbours": arguments.neighbours}
+    told["tokenizer"] = load_tokenizer(arguments.tokenizer)
+    with new_folder(arguments.out) as scratch:
+        if arguments.vectors:
+            table = similar_from_vectors(arguments.vectors, **told)
+        else:
+            table = similar_from_text(arguments.inputs, seed=arguments.seed, **told)
+        table.save(scratch)
+    some = int((table.near[1:] > 0).any(1).sum())
+    print(f"{arguments.out}: {len(table):,} words, {some:,} of them with similar ones")
+    for number in range(1, len(table) + 1, len(table) // 5 + 1):
+        names = (table.names[n - 1] for n in table.near[number] if n)
+        print(f"  {table.names[number - 1]}: {', '.join(names)}")
+    print(f"next: bert_jax prepare --words {arguments.out} --tokenizer ...")
 
 
 def add_train(options: argparse.ArgumentParser) -> None:

@@ -7,6 +7,7 @@ import pytest
 from bert_jax.data import prepare as module
 from bert_jax.data import records
 from bert_jax.data.beam import prepare_with_beam, shards_of
+from bert_jax.data.find_similar import similar_from_text
 from bert_jax.data.prepare import Settings, prepare
 from bert_jax.errors import InputError
 from tests import tiny
@@ -35,14 +36,19 @@ def texts(tmp_path) -> list[str]:
         Settings(),
         Settings(duplicates="exact", shortest=60, sentences="line"),
         Settings(words="spaces"),
+        Settings(words="a table of similar words"),
     ],
-    ids=["plain", "filtered", "words"],
+    ids=["plain", "filtered", "words", "table"],
 )
 def test_same_bytes_as_the_local_run(
     settings, texts, tiny_tokenizer, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(module, "BATCH_CHARACTERS", 2000)
     monkeypatch.setattr(records, "SHARD_BYTES", 6000)
+    if settings.words.startswith("a table"):
+        told = dict(tokenizer=tiny_tokenizer, words="spaces", progress=False)
+        similar_from_text(texts, **told).save(tmp_path / "similar")
+        settings = settings._replace(words=str(tmp_path / "similar"))
     alone = prepare(
         texts,
         tokenizer=tiny_tokenizer,

@@ -518,7 +518,7 @@ def test_words_and_phrases_of_tagged_text(tmp_path):
     columns = corpus.read_columns(0, corpus.about["pieces"])
     pieces = [tokenizer.vocab[i] for i in columns["ids"]]
     assert pieces == [*"中央电视台在北京。", "win", "##dows", *"大会召开"]
-    assert corpus.units == ("words", "phrases")
+    assert corpus.units == ("words", "phrases", "entities")
 
     def units(name: str) -> list[str]:
         found: list[str] = []

@@ -247,6 +247,7 @@ def tagged(tmp_path_factory):
             for k in range(len(word)):
                 begins["words"].append(k == 0)
                 begins["phrases"].append(n == k == 0)
+    begins["entities"] = begins["phrases"]  # all of them are names
     return corpus, [tokenizer.vocab.index(c) for c in characters], begins
 
 
@@ -255,7 +256,7 @@ def tagged(tmp_path_factory):
 def test_stored_units(kind, across, tagged, monkeypatch):
     monkeypatch.setattr(plans, "BLOCK", 300)
     corpus, ids, begins = tagged
-    assert corpus.units == ("words", "phrases")
+    assert corpus.units == ("words", "phrases", "entities")
     assert corpus.records > 3
     assert corpus.read(0, len(ids)).tolist() == ids
     rows = Rows(corpus, kind, 32, across=across)

@@ -1,6 +1,7 @@
 """Words and phrases from segmented text: the text is whole, the borders are right."""
 
 import lzma
+import re
 
 import pytest
 
@@ -47,11 +48,27 @@ def test_slashes_and_brackets_that_are_text():
     assert borders["phrases"] == borders["words"]
 
 
+def test_entities():
+    """Names in brackets or in two parts are one; everything else stands alone."""
+    text, borders = by_tags(
+        "江/nr  泽民/nr  李/nr  鹏/nr  在/p  北京/ns  上海/ns  会见/v  克林顿/nr  王/nr"
+        "\n[中央/n  电视台/n]nt  [三/m  个/q  代表/n]l  [长江/ns  公司/n]nz  司马/nr"
+        "  迁/nr  [王/nr  府/n]ns"
+    )
+    assert cut(text, borders["entities"]) == [
+        *("江泽民", "李鹏", "在", "北京", "上海", "会见", "克林顿", "王\n"),
+        *("中央电视台", "三", "个", "代表", "长江公司", "司马迁", "王府"),
+    ]
+    assert cut(text, borders["phrases"])[10:] == [
+        *("中央电视台", "三个代表", "长江公司", "司马", "迁", "王府")
+    ]
+
+
 def test_gold_text(shared_data):
     path = next((shared_data / "zh_peopledaily199801").glob("*.xz"))
     with lzma.open(path, "rt", encoding="utf-8") as file:
         lines = file.read().splitlines()
-    words = phrases = 0
+    words = phrases = names = 0
     for line in lines:
         text, borders = by_tags(line)
         assert "/" not in text.replace("／", "") or "//" in line
@@ -59,8 +76,16 @@ def test_gold_text(shared_data):
         assert len(borders["words"]) == len(line.split())
         words += len(borders["words"])
         phrases += len(borders["phrases"])
-    print(f"{words} words, {phrases} phrases in {len(lines)} lines")
+        # Nothing is joined but parts of names, which are two in this text.
+        inside = set(borders["words"]) - set(borders["entities"])
+        assert set(borders["entities"]) <= set(borders["words"])
+        assert len(inside) <= len(re.findall(r"/nr +\S{1,2}/nr", line)) + line.count(
+            "]"
+        )
+        names += len(inside)
+    print(f"{words} words, {phrases} phrases, {names} names in {len(lines)} lines")
     assert words > 1_000_000
+    assert 10_000 < names < 20_000
 
 
 def test_jieba():
