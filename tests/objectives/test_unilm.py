@@ -1,7 +1,7 @@
 """UniLM's four forms: who sees whom, what is drawn, what it costs, what is learnt."""
 
 import math
-from functools import partial
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -187,9 +187,14 @@ def random_batch(count: int, *, seed: int = 0, length: int = 40) -> dict:
     return batch
 
 
+@cache
+def compiled(of: UniLM):
+    return jax.jit(of.corrupt, compiler_options=QUICK)
+
+
 def drawn(of: UniLM, batch: dict, seed: int = 0) -> dict[str, np.ndarray]:
     keys = row_keys(jax.random.key(seed), jnp.arange(len(batch["ids"])))
-    return jax.device_get(jax.jit(of.corrupt, compiler_options=QUICK)(keys, batch))
+    return jax.device_get(compiled(of)(keys, batch))
 
 
 @pytest.fixture(scope="module")
