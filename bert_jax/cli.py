@@ -43,6 +43,10 @@ COMMANDS = {
         "fill the blanks of a text",
         'bert_jax fill runs/tiny "the [MASK] of a function" --top 5',
     ),
+    "generate": (
+        "go on with a text, or write another for it (GPT, Transformer-XL, UniLM)",
+        'bert_jax generate runs/gpt2 "Once upon a time" --temperature 0.8 --top_p 0.95',
+    ),
     "export": (
         "write a Hugging Face directory, checked against PyTorch",
         "bert_jax export runs/tiny exported --step 1000",
@@ -467,6 +471,44 @@ def run_fill(arguments) -> None:
     for number, guesses in enumerate(blanks, 1):
         shown = "  ".join(f"{g['piece']} {g['probability']:.1%}" for g in guesses)
         print(f"blank {number}: {shown}")
+
+
+def add_generate(options: argparse.ArgumentParser) -> None:
+    options.add_argument("model", metavar="MODEL", help=MODEL)
+    options.add_argument("texts", nargs="+", metavar="TEXT", help="one or more")
+    options.add_argument(
+        "--length", type=int, default=40, help="the most new pieces; default: 40"
+    )
+    options.add_argument(
+        "--temperature",
+        type=float,
+        help="draw from the probabilities, sharper below 1; without it, --top_k and "
+        "--top_p: greedy, always the most probable piece",
+    )
+    options.add_argument("--top_k", type=int, help="draw from the K most probable")
+    options.add_argument(
+        "--top_p", type=float, help="draw from the most probable that have P together"
+    )
+    options.add_argument("--count", type=int, default=1, help="how many for each text")
+    options.add_argument("--seed", type=int, default=0)
+    options.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run_generate(arguments) -> None:
+    from bert_jax.generate import generate
+    from bert_jax.model_dir import load
+
+    names = ("length", "count", "temperature", "top_k", "top_p", "seed")
+    options = {name: getattr(arguments, name) for name in names}
+    model = load(arguments.model)
+    found = generate(model, arguments.texts, **options)
+    if arguments.json:
+        print(json.dumps(found, ensure_ascii=False))
+        return
+    for number, one in enumerate(found, 1):
+        if len(found) > 1:
+            print(f"--- {number}")
+        print((one["prompt"] if model.arch.order == "causal" else "") + one["text"])
 
 
 def add_export(options: argparse.ArgumentParser) -> None:

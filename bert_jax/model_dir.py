@@ -105,6 +105,12 @@ class LoadedModel:
             named["attentions"] = out["attentions"]
         return named
 
+    def generate(self, texts, **options) -> list[dict]:
+        """What `bert_jax generate` gives: see bert_jax/generate.py."""
+        from bert_jax.generate import generate
+
+        return generate(self, texts, **options)
+
     def tokens(self, input_ids, **given) -> Tokens:
         """The arguments of a Hugging Face model as Tokens, checked."""
         try:

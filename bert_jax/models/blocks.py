@@ -20,10 +20,11 @@ import jax
 import jax.numpy as jnp
 
 from bert_jax.models import positions
-from bert_jax.models.arch import Arch
 from bert_jax.models.attention import attend
 from bert_jax.models.dropout import Noise, dropout
-from bert_jax.models.linear import ACTIVATE, dense, norm, residual_shrink
+from bert_jax.models.linear import ACTIVATE, Part, dense, norm, residual_shrink
+from bert_jax.models.positions import BIASES, TYPES, ByHead
+from bert_jax.models.tokens import Memory, after
 from bert_jax.models.view import View
 from bert_jax.models.window import attend_window
 
@@ -31,18 +32,24 @@ from bert_jax.models.window import attend_window
 PROBABILITIES, ATTENTION, FEED_FORWARD, QUERY = range(4)
 
 
-class Attention(nn.Module):
+class Attention(Part):
     """Projections around the kernel that the architecture names."""
-
-    arch: Arch
-    dtype: jnp.dtype
 
     @nn.compact
     def __call__(
-        self, x, source, view: View, noise: Noise | None, *, biases=None, types=None
-    ):
-        """x [B, Q, D] asks, source [B, S, D] answers. `biases` and `types` are the
-        layer's parameters for relative positions and types."""
+        self,
+        x: jax.Array,
+        source: jax.Array,
+        view: View,
+        noise: Noise | None,
+        *,
+        memory: Memory | None = None,
+        biases=None,
+        types=None,
+    ) -> tuple[jax.Array, dict]:
+        """x [B, Q, D] asks, source [B, S, D] answers, and so does what the memory has
+        keys and values of. `biases` and `types` are the layer's parameters for relative
+        positions and types. With what can be captured."""
         arch, H, K = self.arch, self.arch.heads, self.arch.head_size
         linear = partial(
             dense, H * K, arch, self.dtype, bias=arch.attention_bias == "all"
@@ -51,7 +58,9 @@ class Attention(nn.Module):
         def project(name: str, states: jax.Array) -> jax.Array:
             return linear(name)(states).reshape(*states.shape[:-1], H, K)
 
-        q, k, v = project("q", x), project("k", source), project("v", source)
+        q = project("q", x)
+        k = after(memory and memory.k, project("k", source))
+        v = after(memory and memory.v, project("v", source))
         options = dict(
             rate=arch.attention_dropout, noise=noise and noise.at(PROBABILITIES)
         )
@@ -91,7 +100,8 @@ class Attention(nn.Module):
             bias=arch.attention_bias == "all",
             shrink=residual_shrink(arch),
         )
-        return out(mixed.reshape(*x.shape[:-1], H * K)), probabilities
+        inside = {"attentions": probabilities, "k": k, "v": v}
+        return out(mixed.reshape(*x.shape[:-1], H * K)), inside
 
     def by_reach(self, near, far, view: View, options):
         """The window as plain dense attention: its definition, and quadratic. Global
@@ -107,10 +117,7 @@ class Attention(nn.Module):
         )
 
 
-class FeedForward(nn.Module):
-    arch: Arch
-    dtype: jnp.dtype
-
+class FeedForward(Part):
     @nn.compact
     def __call__(self, x):
         arch = self.arch
@@ -120,12 +127,9 @@ class FeedForward(nn.Module):
         return dense(arch.width, arch, self.dtype, "outer", shrink=shrink)(x)
 
 
-class Block(nn.Module):
+class Block(Part):
     """One layer. Its parts are stored side by side, each in as many copies as
     `arch.copies(part)` says."""
-
-    arch: Arch
-    dtype: jnp.dtype
 
     @nn.compact
     def __call__(self, x, view: View, noise: Noise | None, memory=None, query=None):
@@ -138,11 +142,11 @@ class Block(nn.Module):
         attention_norm = norm(*parts, "attention_norm")
         ffn, ffn_norm = FeedForward(*parts, name="ffn"), norm(*parts, "ffn_norm")
         before = arch.norm_place == "pre"
-        extra = {}
+        extra: dict = {"memory": memory}
         if arch.position == "xl":
-            extra["biases"] = positions.Biases(arch, name="position")()
+            extra["biases"] = ByHead(arch, BIASES, name="position")()
         if arch.type_scheme == "relative":
-            extra["types"] = positions.RelativeTypes(arch, name="types")()
+            extra["types"] = ByHead(arch, TYPES, name="types")()
 
         def drop(x, noise, place):
             there = noise and noise.at(place)
@@ -150,19 +154,19 @@ class Block(nn.Module):
 
         def layer(x, source, view, noise):
             y = attention_norm(x) if before else x
-            mixed, probabilities = attention(y, source, view, noise, **extra)
+            mixed, inside = attention(y, source, view, noise, **extra)
             x = x + drop(mixed, noise, ATTENTION)
             x = x if before else attention_norm(x)
             y = ffn(ffn_norm(x) if before else x)
             x = x + drop(y, noise, FEED_FORWARD)
-            return x if before else ffn_norm(x), probabilities
+            x = x if before else ffn_norm(x)
+            return x, inside | {"hidden": x}
 
-        source = x if memory is None else jnp.concatenate([memory, x], axis=1)
+        source = after(memory and memory.states, x)
         source = attention_norm(source) if before else source
-        after, probabilities = layer(x, source, view, noise)
-        inside = {"hidden": after, "attentions": probabilities}
+        x, inside = layer(x, source, view, noise)
         if query is None:
-            return (after, None), inside
+            return (x, None), inside
         there = noise and noise.at(QUERY)
         g, _ = layer(query[0], source, query[1], there)
-        return (after, g), inside | {"query": g}
+        return (x, g), inside | {"query": g}

@@ -7,13 +7,12 @@ arXiv:1907.12412). Members leave terms out. The token table is stored with
 `arch.padded_vocab` rows, so that it divides over devices; surplus rows are zero.
 """
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from bert_jax.models.arch import Arch
 from bert_jax.models.dropout import Noise, dropout
-from bert_jax.models.linear import norm
+from bert_jax.models.linear import Part, norm
 from bert_jax.models.tokens import Tokens
 
 
@@ -28,10 +27,7 @@ def padded_table(arch: Arch):
     return init
 
 
-class Embed(nn.Module):
-    arch: Arch
-    dtype: jnp.dtype
-
+class Embed(Part):
     def setup(self):
         arch = self.arch
         draw = jax.nn.initializers.truncated_normal(arch.init_std)

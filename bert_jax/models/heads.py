@@ -30,7 +30,7 @@ import jax.numpy as jnp
 
 from bert_jax.models.arch import Arch
 from bert_jax.models.attention import HIDDEN
-from bert_jax.models.linear import ACTIVATE, dense, norm
+from bert_jax.models.linear import ACTIVATE, Part, dense, norm
 from bert_jax.models.tokens import take
 
 HEADS = ("lm", "pooler", "nsp", "sop", "rtd", "classify", "tag", "span", "choice")
@@ -57,11 +57,8 @@ def fits(pieces: int, arch: Arch) -> bool:
     return 0 <= (arch.vocab_size - pieces) * 200 < max(1, arch.vocab_size)
 
 
-class LanguageModelHead(nn.Module):
+class LanguageModelHead(Part):
     """Logits over the padded vocabulary; surplus pieces get -inf."""
-
-    arch: Arch
-    dtype: jnp.dtype
 
     @nn.compact
     def __call__(self, x: jax.Array, table: jax.Array) -> jax.Array:
@@ -91,21 +88,16 @@ def tied_logits(
     return jnp.where(exists, logits, -jnp.inf).reshape(B, P, -1)
 
 
-class Pooler(nn.Module):
-    arch: Arch
-    dtype: jnp.dtype
-
+class Pooler(Part):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         x = dense(self.arch.width, self.arch, self.dtype, "dense")(x)
         return ACTIVATE[self.arch.pooler](x)
 
 
-class LinearHead(nn.Module):
+class LinearHead(Part):
     """Logits straight from a state or a pooled vector."""
 
-    arch: Arch
-    dtype: jnp.dtype
     outputs: int
     bias: bool = True
 
@@ -115,10 +107,7 @@ class LinearHead(nn.Module):
         return linear(x).astype(jnp.float32)
 
 
-class ReplacedTokenHead(nn.Module):
-    arch: Arch
-    dtype: jnp.dtype
-
+class ReplacedTokenHead(Part):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         x = dense(self.arch.width, self.arch, self.dtype, "dense")(x)
@@ -127,11 +116,8 @@ class ReplacedTokenHead(nn.Module):
         return score[..., 0].astype(jnp.float32)
 
 
-class AnswerHead(nn.Module):
+class AnswerHead(Part):
     """Where the answer starts, where it ends given that, and whether there is one."""
-
-    arch: Arch
-    dtype: jnp.dtype
 
     @nn.compact
     def __call__(self, x, real, last, starts) -> dict[str, jax.Array]:
@@ -167,11 +153,8 @@ class AnswerHead(nn.Module):
         }
 
 
-class BoundaryHead(nn.Module):
+class BoundaryHead(Part):
     """Logits of the words inside spans, from what stands outside."""
-
-    arch: Arch
-    dtype: jnp.dtype
 
     @nn.compact
     def __call__(self, x, spans: jax.Array, table: jax.Array) -> jax.Array:

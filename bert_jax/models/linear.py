@@ -9,6 +9,13 @@ import jax.numpy as jnp
 from bert_jax.models.arch import Arch
 
 
+class Part(nn.Module):
+    """What every part of the model knows."""
+
+    arch: Arch
+    dtype: jnp.dtype  # of the computation; parameters are f32
+
+
 def gelu(x: jax.Array) -> jax.Array:
     """x Φ(x) through erf, as PyTorch has it; jax.nn.gelu's erfc costs twice as much."""
     return x * (0.5 * (1.0 + jax.lax.erf(x * 0.5**0.5)))

@@ -18,13 +18,13 @@ from bert_jax.models.arch import Arch
 from bert_jax.models.dropout import Noise
 from bert_jax.models.embed import Embed
 from bert_jax.models.heads import BY_PIECE, HEADS, ON_POOLED, ON_TOKENS, make_head
-from bert_jax.models.linear import dense
+from bert_jax.models.linear import Part, dense
 from bert_jax.models.stack import Stack
-from bert_jax.models.tokens import Memory, Tokens, plain, take
+from bert_jax.models.tokens import Memory, Tokens, after, plain, take
 from bert_jax.models.view import view_of
 from bert_jax.models.window import slotted_reach
 
-CAPTURES = ("hidden", "attentions", "query")
+CAPTURES = ("hidden", "attentions", "k", "v", "query")
 
 
 class Places(NamedTuple):
@@ -36,11 +36,8 @@ class Places(NamedTuple):
     spans: jax.Array | None
 
 
-class Tower(nn.Module):
+class Tower(Part):
     """Everything after the embedding tables."""
-
-    arch: Arch
-    dtype: jnp.dtype
 
     def setup(self):
         arch, parts = self.arch, (self.arch, self.dtype)
@@ -61,9 +58,7 @@ class Tower(nn.Module):
         k = tokens
         if memory is not None:
             bare = tokens.replace(vectors=None, reach=None, task=None)
-            k = jax.tree.map(
-                lambda *sides: jnp.concatenate(sides, axis=1), memory.tokens, bare
-            )
+            k = jax.tree.map(after, memory.tokens, bare)
         quadratic = arch.attention == "dense" or "attentions" in capture
         view = view_of(arch, tokens, k, length=S, dense=quadratic)
         query = None
@@ -76,15 +71,13 @@ class Tower(nn.Module):
         x, g, captured = self.stack(
             x, view, noise, memory=memory, query=query, capture=capture
         )
-        out = {"last": x} if g is None else {"last": x, "query": g}
+        out = captured | ({"last": x} if g is None else {"last": x, "query": g})
         if "hidden" in capture:  # the last one normalised, where the norm stands before
             out["hidden"] = jnp.concatenate(
                 [start[None], captured["hidden"][:-1], x[None]]
             )
         if "query" in capture:
             out["query"] = jnp.concatenate([query[0][None], captured["query"]])
-        if "attentions" in capture:
-            out["attentions"] = captured["attentions"]
         if "lm" in heads:
             predicted = g if g is not None else x if where is None else take(x, where)
             out["lm"] = self.lm(predicted, embed.token)
@@ -164,7 +157,7 @@ class Model(nn.Module):
         tag [B, S, labels], span [B, S, 2], and ERNIE's tasks alike; answer gives
         answer_start [B, S], answer_end [B, S, C] and answer_class [B]; sbo [B, P,
         padded V]; hidden [N+1, B, S, D], the embedding output first; attentions
-        [N, B, H, S, S].
+        [N, B, H, S, M + S], k and v [N, B, M + S, H, K], memory first.
 
         streams=2 adds XLNet's query stream, which asks at `where`: query [B, P, D], or
         [N+1, B, P, D] if captured; lm then scores it.
@@ -184,10 +177,12 @@ class Model(nn.Module):
                 f"streams={streams}: the query stream needs 2, arch.streams=2 (it is "
                 f"{self.arch.streams}) and `where`"
             )
-        if memory is not None and self.arch.position != "xl":
-            raise InputError(
-                f"memory needs arch.position='xl', it is {self.arch.position!r}"
-            )
+        if memory is not None:
+            states, position = memory.states is not None, self.arch.position
+            if states and position != "xl":
+                raise InputError(f"memory needs arch.position='xl', it is {position!r}")
+            if self.arch.attention != "dense":
+                raise InputError("a window has no place for keys and values of before")
         if "sbo" in heads and spans is None:
             raise InputError("the head sbo needs `spans`")
         embedded = self.embed(tokens, noise and noise.at(self.arch.layers))

@@ -65,28 +65,20 @@ def shift(scores: jax.Array, answering: int, where: jax.Array | None) -> jax.Arr
     return jnp.take_along_axis(scores, column[:, None], axis=-1)
 
 
-class Biases(nn.Module):
-    """u and v of Transformer-XL, [H, K]: what any query asks of a word, of a place."""
+# Name and leading axes of what a layer learns for every head, [..., H, K].
+BIASES = (("u", ()), ("v", ()))  # what any query asks of a word, of a place
+TYPES = (("bias", ()), ("table", (2,)))  # s, and t: of the same type, of another
 
+
+class ByHead(nn.Module):
     arch: Arch
+    named: tuple[tuple[str, tuple[int, ...]], ...]
 
     @nn.compact
-    def __call__(self) -> tuple[jax.Array, jax.Array]:
+    def __call__(self) -> tuple[jax.Array, ...]:
         draw = jax.nn.initializers.truncated_normal(self.arch.init_std)
         shape = (self.arch.heads, self.arch.head_size)
-        return self.param("u", draw, shape), self.param("v", draw, shape)
-
-
-class RelativeTypes(nn.Module):
-    """XLNet's s [H, K] and t [2, H, K]: of the same type, of another."""
-
-    arch: Arch
-
-    @nn.compact
-    def __call__(self) -> tuple[jax.Array, jax.Array]:
-        draw = jax.nn.initializers.truncated_normal(self.arch.init_std)
-        shape = (self.arch.heads, self.arch.head_size)
-        return self.param("bias", draw, shape), self.param("table", draw, (2, *shape))
+        return tuple(self.param(name, draw, (*n, *shape)) for name, n in self.named)
 
 
 def xl_scores(

@@ -11,10 +11,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from bert_jax.models.arch import Arch
 from bert_jax.models.blocks import Block
 from bert_jax.models.dropout import Noise
-from bert_jax.models.linear import norm
+from bert_jax.models.linear import Part, norm
 from bert_jax.models.tokens import Memory
 from bert_jax.models.view import View
 
@@ -25,11 +24,8 @@ SAVED = {
 }
 
 
-class Stack(nn.Module):
+class Stack(Part):
     """N layers, one after the other, from parameters stacked along a first axis."""
-
-    arch: Arch
-    dtype: jnp.dtype
 
     @nn.compact
     def __call__(
@@ -46,18 +42,15 @@ class Stack(nn.Module):
         stacked along N."""
         arch, N = self.arch, self.arch.layers
         block = Block(arch, self.dtype, parent=None)
-        states = None if memory is None else jax.lax.stop_gradient(memory.states)
-        inputs = (x, view, None, None if states is None else states[0], query)
+        past = memory and jax.lax.stop_gradient(memory.replace(tokens=None))
+        inputs = (x, view, None, layer_of(past, 0), query)
         layers = self.param("layers", partial(self.init_layers, block, inputs))
         used = {part: arch.copies(part) for part in layers}
 
         def step(carry, layer):
             own, copy, number, memory = layer
             x, g = carry
-            params = own | {
-                part: jax.tree.map(lambda leaf, n=n: leaf[n], layers[part])
-                for part, n in copy.items()
-            }
+            params = own | {part: layer_of(layers[part], n) for part, n in copy.items()}
             asks = None if query is None else (g, query[1])
             there = noise and noise.at(number)
             carry, inside = block.apply(
@@ -77,8 +70,7 @@ class Stack(nn.Module):
             captured = []
             for n in range(N):
                 own = {part: stored[part][used[part][n]] for part in layers}
-                read = None if states is None else states[n]
-                carry, inside = step(carry, (own, {}, numbers[n], read))
+                carry, inside = step(carry, (own, {}, numbers[n], layer_of(past, n)))
                 captured.append(inside)
             captured = jax.tree.map(lambda *parts: jnp.stack(parts), *captured)
         else:
@@ -90,7 +82,7 @@ class Stack(nn.Module):
             }
             own = {part: layers[part] for part in layers if part not in copy}
             carry, captured = jax.lax.scan(
-                step, carry, (own, copy, numbers, states), unroll=arch.trip
+                step, carry, (own, copy, numbers, past), unroll=arch.trip
             )
         x, g = carry
         if arch.norm_place == "pre":
@@ -108,6 +100,11 @@ class Stack(nn.Module):
         stored = {part: max(self.arch.copies(part)) + 1 for part in parts}
         drawn = {count: jax.vmap(draw)(keys[:count]) for count in set(stored.values())}
         return {part: drawn[count][part] for part, count in stored.items()}
+
+
+def layer_of(tree, n):
+    """What layer n has of a tree that is stacked along N."""
+    return jax.tree.map(lambda leaf: leaf[n], tree)
 
 
 def unstack(tree, count: int) -> list:

@@ -49,16 +49,25 @@ class Tokens:
 
 @flax.struct.dataclass
 class Memory:
-    """What the layers read in the text before: Transformer-XL's recurrence."""
+    """What the layers keep of tokens that were read before, without gradient: their
+    inputs (Transformer-XL's recurrence), or the keys and values they made of them,
+    where no token is to be read twice (generation)."""
 
-    tokens: Tokens  # [B, M]
-    states: jax.Array  # [N, B, M, D], the input of every layer; no gradient
+    tokens: Tokens | None  # [B, M]
+    states: jax.Array | None = None  # [N, B, M, D]
+    k: jax.Array | None = None  # [N, B, M, H, K], and so is v
+    v: jax.Array | None = None
 
 
 def take(x: jax.Array, where: jax.Array) -> jax.Array:
     """x [B, S, ...] at places where [B, P] of each row: [B, P, ...]."""
     index = where.reshape(*where.shape, *[1] * (x.ndim - 2))
     return jnp.take_along_axis(x, index, axis=1)
+
+
+def after(before: jax.Array | None, here: jax.Array, *, axis: int = 1) -> jax.Array:
+    """What stands along an axis, after what stood there before."""
+    return here if before is None else jnp.concatenate([before, here], axis)
 
 
 def plain(
@@ -111,10 +120,8 @@ def remember(
     `hidden` [N+1, B, S, D] is what the model captured. Memory has type 0, whatever the
     types were, as in XLNet's release, and keeps its group: it is seen by the same one.
     """
-    states, group = hidden[:-1], tokens.group
-    if before is not None:
-        states = jnp.concatenate([before.states, states], axis=2)
-        group = jnp.concatenate([before.tokens.group, group], axis=1)
+    states = after(before and before.states, hidden[:-1], axis=2)
+    group = after(before and before.tokens.group, tokens.group)
     states = jax.lax.stop_gradient(states[:, :, max(0, states.shape[2] - length) :])
     return memory_of(states, group[:, group.shape[1] - states.shape[2] :])
 

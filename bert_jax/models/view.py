@@ -36,7 +36,7 @@ def view_of(
     S = k.ids.shape[1]
     distances = differs = None
     if arch.position == "functional":
-        distances = positions.functional_table(arch, S)
+        distances = positions.functional_table(arch, S)[S - length :]
     if arch.position == "xl":
         distances = positions.distance_vectors(arch, asking=length, answering=S)
     if arch.type_scheme == "relative":

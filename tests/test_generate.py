@@ -1,0 +1,321 @@
+"""Generation: the memory of keys and values, what is drawn, and whole texts."""
+
+from functools import lru_cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+import transformers
+
+from bert_jax.convert.engine import to_theirs
+from bert_jax.convert.tables import LAYOUTS
+from bert_jax.errors import InputError
+from bert_jax.generate import (
+    CAUSAL,
+    NOTHING,
+    Form,
+    Sampling,
+    draw,
+    go_on,
+    most_probable,
+    nucleus,
+    read,
+    unfilled,
+)
+from bert_jax.models.arch import Arch
+from bert_jax.models.model import Model
+from bert_jax.models.tokens import plain
+from bert_jax.parity import OUTPUT, excess, their_model
+from bert_jax.presets import preset
+from tests.models.made import (
+    GPT2,
+    LONGFORMER,
+    NEZHA,
+    TINY,
+    TRANSFORMER_XL,
+    drawn_params,
+    quick_jit,
+    random_tokens,
+)
+
+BARE = dict(lm_head="bare", activation="gelu_tanh")
+KINDS = {
+    "gpt": dict(types=0, embed_norm="none", order="causal", **BARE),
+    "gpt2": dict(**GPT2, **BARE),
+    "gpt2 scanned": dict(**GPT2, **BARE, stack="scan"),
+    "transformer-xl": dict(**TRANSFORMER_XL, lm_head="bias", max_distance=5),
+    "nezha, causal": dict(**NEZHA, order="causal"),
+    "unilm": dict(types=6),
+}
+PREFIX = Form("prefix", (4, 5), (4,))
+PROMPTS = ([7, 30, 9], [11], [5, 6, 49, 17, 33, 20, 8])
+
+
+def arch_of(kind: str) -> Arch:
+    return TINY.but(**KINDS[kind])
+
+
+def form_of(kind: str) -> Form:
+    return PREFIX if kind == "unilm" else CAUSAL
+
+
+@lru_cache
+def params_of(kind: str) -> dict:
+    return drawn_params(arch_of(kind), heads=("lm",))
+
+
+@lru_cache
+def reader(kind: str):
+    model, blanks = Model(arch_of(kind)), len(form_of(kind).blanks)
+    return quick_jit(
+        lambda params, memory, tokens: read(
+            model, params, memory, tokens, blanks=blanks
+        )
+    )
+
+
+@lru_cache
+def whole_reader(kind: str):
+    model = Model(arch_of(kind))
+    return quick_jit(
+        lambda params, tokens, where: model.apply(
+            {"params": params}, tokens, where=where, heads=("lm",)
+        )["lm"][:, 0]
+    )
+
+
+def recomputed(kind: str, texts: list[list[int]], prefix: list[int], *, length: int):
+    """The logits behind each text, which is read from its start, in a row of its own
+    with padding on the right."""
+    form, arch = form_of(kind), arch_of(kind)
+    texts = [[*text, *form.blanks] for text in texts]
+    ids = np.array([text + [0] * (length - len(text)) for text in texts])
+    place, ends = np.arange(length), np.array([len(text) for text in texts])
+    tokens = plain(
+        ids,
+        types=np.where(place < np.array(prefix)[:, None], *form.types),
+        real=place < ends[:, None],
+        order=form.order,
+        prefix=np.array(prefix),
+    )
+    where = jnp.asarray(ends - 1)[:, None]
+    logits = whole_reader(kind)(params_of(kind), tokens, where)
+    return np.asarray(logits)[:, : arch.vocab_size]
+
+
+# The memory.
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_reading_on_is_reading_from_the_start(kind: str):
+    """Rows of different lengths in one batch; the logits of eight pieces in turn."""
+    arch, form, T, B = arch_of(kind), form_of(kind), 8, len(PROMPTS)
+    V, prefix = arch.vocab_size, np.array([len(prompt) for prompt in PROMPTS])
+    written = np.random.default_rng(0).integers(0, V, (B, T))
+    want = recomputed(
+        kind,
+        [[*PROMPTS[b], *written[b, :t]] for b in range(B) for t in range(T)],
+        [len(p) for p in PROMPTS for _ in range(T)],
+        length=16,
+    ).reshape(B, T, V)
+
+    memory = unfilled(arch, rows=B, slots=7 + T - 1)
+    params, step = params_of(kind), reader(kind)
+    logits, memory = step(params, memory, form.given(PROMPTS, length=7))
+    found = [logits]
+    for t in range(1, T):
+        start = jnp.asarray(prefix + t - 1)
+        tokens = form.written(written[:, t - 1 : t], start=start, prefix=prefix)
+        logits, memory = step(params, memory, tokens)
+        found.append(logits)
+    found = np.stack(found, 1)[..., :V]
+    for t in range(T):
+        assert excess(found[:, t], want[:, t], **OUTPUT) <= 1, t
+    # The last token alone, with nothing to remember, has other things to say.
+    blank = unfilled(arch, rows=B, slots=7 + T - 1)
+    forgot = np.asarray(step(params, blank, tokens)[0])[:, :V]
+    assert np.abs(forgot - want[:, -1]).max(-1).min() > 0.1
+    # Every slot is filled now, but those of the shorter rows.
+    filled = np.asarray(memory.tokens.group).sum(1)
+    np.testing.assert_array_equal(filled, prefix + T - 1)
+
+
+def test_a_memory_with_too_few_slots_forgets_the_oldest():
+    """One layer: what does not fit in is as if it had not been there."""
+    arch = TINY.but(**TRANSFORMER_XL | dict(layers=1, lm_head="bias"))
+    params, model = drawn_params(arch, heads=("lm",)), Model(arch)
+    text = [5, 6, 49, 17, 33]
+    first, last = ([text[:4]], [text[4:]])
+    memory = unfilled(arch, rows=1, slots=2)
+    short = plain(np.array([text[2:]]), order="causal")
+
+    @quick_jit
+    def both(params):
+        _, filled = read(model, params, memory, CAUSAL.given(first, length=4))
+        tokens = CAUSAL.written(np.array(last), start=jnp.array([4]), prefix=None)
+        found, _ = read(model, params, filled, tokens)
+        whole = model.apply({"params": params}, short, heads=("lm",))["lm"]
+        return found, whole[:, -1]
+
+    found, want = both(params)
+    assert excess(found[:, :50], want[:, :50], **OUTPUT) <= 1
+
+
+def test_a_window_has_no_memory():
+    arch = TINY.but(**LONGFORMER)
+    memory = unfilled(arch, rows=1, slots=2)
+    with pytest.raises(InputError, match="a window has no place for keys and values"):
+        Model(arch).apply(
+            {"params": drawn_params(arch)}, random_tokens(arch, 1, 8), memory=memory
+        )
+
+
+# The loop.
+
+
+def naive(kind: str, prompt: list[int], *, length: int, choose, stop: int):
+    """One row, read from its start for every piece."""
+    pieces, score = [], 0.0
+    while len(pieces) < length and pieces[-1:] != [stop]:
+        text = [*prompt, *pieces]
+        (logits,) = recomputed(kind, [text], [len(prompt)], length=24)
+        pieces.append(choose(logits, len(pieces)))
+        score += float(jax.nn.log_softmax(logits)[pieces[-1]])
+    return pieces + [NOTHING] * (length - len(pieces)), score
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "transformer-xl", "unilm"])
+def test_the_loop_is_the_naive_one(kind: str):
+    """The same keys, the same pieces; one of them ends its row, the others go on."""
+    arch, params, form = arch_of(kind), params_of(kind), form_of(kind)
+    sampling = Sampling(2.0, 40, 0.99)
+    keys = jax.random.split(jax.random.key(3), len(PROMPTS))
+    options = dict(length=10, form=form, sampling=sampling)
+    free, _ = go_on(arch, params, PROMPTS, keys=keys, **options)
+    assert (free != NOTHING).all()
+    stop = next(
+        int(row[t]) for t in range(2, 9) for row in free if row[t] not in row[:t]
+    )
+    pieces, scores = go_on(arch, params, PROMPTS, keys=keys, stop=stop, **options)
+    lengths = (pieces != NOTHING).sum(1)
+    assert lengths.min() < lengths.max()
+    surplus = np.full(arch.padded_vocab - arch.vocab_size, -np.inf, np.float32)
+    for n, prompt in enumerate(PROMPTS):
+
+        def choose(logits, t, key=keys[n]):
+            key = jax.random.fold_in(key, t)[None]
+            return int(draw(np.append(logits, surplus)[None], key, sampling)[0])
+
+        want, score = naive(kind, prompt, length=10, choose=choose, stop=stop)
+        np.testing.assert_array_equal(pieces[n], want)
+        assert scores[n] == pytest.approx(score, rel=1e-4)
+    # A row among others, and a piece that is not allowed.
+    others = ([8], PROMPTS[1], [9] * 6)
+    among, _ = go_on(arch, params, others, keys=keys[jnp.array([2, 1, 0])], **options)
+    np.testing.assert_array_equal(free[1], among[1])
+    allowed = np.arange(arch.padded_vocab) != stop
+    without, _ = go_on(arch, params, PROMPTS, keys=keys, allowed=allowed, **options)
+    assert stop not in without
+
+
+@pytest.mark.parametrize("name", ["gpt2", "openai-gpt"])
+def test_greedy_is_what_transformers_generates(name: str):
+    """Token for token, on weights far from where they start."""
+    member = preset(name)
+    small = dict(vocab_size=50, width=24, layers=2, heads=2, inner=96, max_positions=40)
+    arch = member.arch.but(vocab_multiple=8, **small)
+    params = drawn_params(arch, heads=("lm",), seed=2)
+    layout = LAYOUTS[member.layout]
+    tensors, _ = to_theirs(params, arch, layout, heads=("lm",))
+    theirs = their_model(arch, layout, ("lm",), tensors)
+    pieces, _ = go_on(arch, params, PROMPTS, length=30)
+    for prompt, row in zip(PROMPTS, pieces, strict=True):
+        ids = torch.tensor([prompt])
+        options = dict(attention_mask=torch.ones_like(ids), pad_token_id=0)
+        want = theirs.generate(
+            ids, do_sample=False, max_new_tokens=30, eos_token_id=None, **options
+        )
+        np.testing.assert_array_equal(row, want[0, len(prompt) :].numpy())
+    assert len(np.unique(pieces)) > 5  # it does not say one thing again and again
+
+
+# What is drawn.
+
+
+def cut_by_hand(logits: np.ndarray, temperature=1.0, top_k=None, top_p=None):
+    """The probabilities, piece by piece from the largest on."""
+    p = np.exp(np.float64(logits) / temperature)
+    p /= p.sum()
+    order = sorted(range(len(p)), key=lambda i: -p[i])
+    kept = [i for i in order if top_k is None or p[i] >= p[order[top_k - 1]]]
+    p = np.where(np.isin(np.arange(len(p)), kept), p, 0)
+    p /= p.sum()
+    if top_p is not None:
+        number = next(n for n in range(1, len(p) + 1) if p[kept[:n]].sum() >= top_p)
+        p = np.where(p >= p[kept[number - 1]], p, 0)
+    return p / p.sum()
+
+
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 2.5])
+@pytest.mark.parametrize("top_k", [None, 1, 4, 20])
+@pytest.mark.parametrize("top_p", [None, 0.05, 0.6, 0.999])
+def test_cuts(temperature, top_k, top_p):
+    logits = np.random.default_rng(0).normal(0, 2, (5, 20)).astype(np.float32)
+    found = jax.nn.softmax(Sampling(temperature, top_k, top_p).cut(logits))
+    want = [cut_by_hand(row, temperature, top_k, top_p) for row in logits]
+    np.testing.assert_allclose(found, want, atol=1e-6)
+
+
+def test_cuts_where_pieces_are_equal():
+    """None of the equal ones is preferred, and -inf is nothing."""
+    logits = jnp.log(jnp.array([[0.4, 0.2, 0.2, 0.1, 0.1, 0.0]]))
+    kept = lambda cut: np.flatnonzero(np.isfinite(cut[0])).tolist()  # noqa: E731
+    assert kept(most_probable(logits, 2)) == [0, 1, 2]
+    assert kept(most_probable(logits, 5)) == [0, 1, 2, 3, 4]
+    assert kept(nucleus(logits, 0.39)) == [0]
+    assert kept(nucleus(logits, 0.5)) == [0, 1, 2]
+    assert kept(nucleus(logits, 1.0)) == [0, 1, 2, 3, 4]
+
+
+def test_the_cuts_are_those_of_transformers():
+    logits = np.random.default_rng(1).normal(0, 3, (4, 50)).astype(np.float32)
+    theirs = torch.tensor(logits)
+    for warper, ours in (
+        (transformers.TopKLogitsWarper(top_k=7), most_probable(logits, 7)),
+        (transformers.TopPLogitsWarper(top_p=0.8), nucleus(logits, 0.8)),
+        (transformers.TemperatureLogitsWarper(0.7), Sampling(0.7).cut(logits)),
+    ):
+        np.testing.assert_allclose(ours, warper(None, theirs), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [dict(temperature=0.6), dict(temperature=1.4, top_k=6), dict(top_p=0.85)],
+    ids=str,
+)
+def test_pieces_come_as_often_as_they_should(settings):
+    """Of 20,000 draws: chi-squared does not reject them at 0.1 %, but does reject a
+    temperature that is a tenth higher."""
+    rows = 20_000
+    logits = np.random.default_rng(4).normal(0, 2, 30).astype(np.float32)
+    keys = jax.random.split(jax.random.key(1), rows)
+    given = jnp.broadcast_to(logits, (rows, 30))
+    pieces = jax.jit(draw, static_argnums=2)(given, keys, Sampling(**settings))
+    counts = np.bincount(pieces, minlength=30)
+
+    def p_value(**settings) -> float:
+        want = cut_by_hand(logits, **settings) * rows
+        often = want >= 5
+        seen, expected = (
+            [*x[often], x[~often].sum()] if x[~often].sum() else x[often]
+            for x in (counts, want)
+        )
+        return scipy.stats.chisquare(seen, expected).pvalue
+
+    assert not counts[cut_by_hand(logits, **settings) == 0].any()
+    assert p_value(**settings) > 1e-3
+    warmer = settings | {"temperature": 1.1 * settings.get("temperature", 1.0)}
+    assert p_value(**warmer) < 1e-3
