@@ -495,7 +495,7 @@ def add_generate(options: argparse.ArgumentParser) -> None:
 
 
 def run_generate(arguments) -> None:
-    from bert_jax.generate import generate
+    from bert_jax.generate import generate, order_of
     from bert_jax.model_dir import load
 
     names = ("length", "count", "temperature", "top_k", "top_p", "seed")
@@ -505,10 +505,11 @@ def run_generate(arguments) -> None:
     if arguments.json:
         print(json.dumps(found, ensure_ascii=False))
         return
+    goes_on = order_of(model.preset) == "causal"
     for number, one in enumerate(found, 1):
         if len(found) > 1:
             print(f"--- {number}")
-        print((one["prompt"] if model.arch.order == "causal" else "") + one["text"])
+        print(f"{one['prompt']}{one['text']}" if goes_on else one["text"])
 
 
 def add_export(options: argparse.ArgumentParser) -> None:

@@ -28,7 +28,7 @@ from bert_jax.model_dir import LoadedModel
 from bert_jax.models.arch import Arch
 from bert_jax.models.model import Model
 from bert_jax.models.tokens import Memory, Tokens, after, counted, plain
-from bert_jax.presets import PRESETS
+from bert_jax.presets import PRESETS, Preset
 
 SOURCE, TARGET = 4, 5  # UniLM's types of the text it reads and of the one it writes
 NOTHING = -1  # stands behind the end of a text that is shorter than others
@@ -299,22 +299,27 @@ def text_of(tokenizer, prompt: list[int], ids: list[int], form: Form) -> str:
     return tokenizer.decode(ids)
 
 
-def writes(arch: Arch) -> bool:
-    return arch.order == "causal" or arch.types > TARGET
+def order_of(member: Preset) -> str | None:
+    """How a member writes, whatever it was trained by here, or None."""
+    if member.arch.order == "causal" or member.objective == "causal_lm":
+        return "causal"
+    return "prefix" if member.arch.types > TARGET else None
 
 
 def form_of(model: LoadedModel) -> Form:
     """How the model is asked, or why it cannot write."""
-    arch, path = model.arch, model.path
-    if not writes(arch):
-        able = ", ".join(name for name in PRESETS if writes(PRESETS[name].arch))
+    path, order = model.path, order_of(model.preset)
+    if order is None:
+        able = ", ".join(name for name in PRESETS if order_of(PRESETS[name]))
         raise InputError(
-            f"{path}, a {model.preset.layout}, learned to read texts from both sides, "
-            f"not to write: these members can write: {able}"
+            f"{path} is a {model.preset.layout} that learned to read texts from both "
+            f"sides, not to write them. Members that can: {able}"
         )
+    if model.preset.hyper.get("direction") == "backward":
+        raise InputError(f"{path} was trained from right to left: it cannot go on")
     if "lm" not in model.heads:
         raise InputError(f"{path} has no language-model head: it cannot write")
-    if arch.order == "causal":
+    if order == "causal":
         return CAUSAL
     tokenizer = model.tokenizer
     needed = {"[CLS]": tokenizer.cls_id, "[SEP]": tokenizer.sep_id}

@@ -287,6 +287,9 @@ def load_workdir(path: Path, step: int | None) -> LoadedModel:
     shapes = param_shapes(arch, heads=tuple(about["heads"]), towers=towers)
     found, params = Checkpoints(path, keep=1, say=complain).good_params(step, shapes)
     member = dataclasses.replace(preset(about["config"]["preset"]), arch=arch)
+    hyper = dict(about["config"].get("objective", {}))
+    name = hyper.pop("name", member.objective)
+    member = dataclasses.replace(member, objective=name, hyper=hyper)
     digest = about["corpus"]["tokenizer"]["hash"]
     return LoadedModel(
         path, member, params, path / "tokenizer", found, digest, towers=towers

@@ -1,5 +1,8 @@
 """Generation: the memory of keys and values, what is drawn, and whole texts."""
 
+import contextlib
+import dataclasses
+import json
 from functools import lru_cache
 
 import jax
@@ -10,8 +13,13 @@ import scipy.stats
 import torch
 import transformers
 
+import bert_jax
+from bert_jax import generate as generation
+from bert_jax.cli import main
 from bert_jax.convert.engine import to_theirs
+from bert_jax.convert.hf import export_model
 from bert_jax.convert.tables import LAYOUTS
+from bert_jax.data.tokenizers import train_bpe
 from bert_jax.errors import InputError
 from bert_jax.generate import (
     CAUSAL,
@@ -19,6 +27,7 @@ from bert_jax.generate import (
     Form,
     Sampling,
     draw,
+    generate,
     go_on,
     most_probable,
     nucleus,
@@ -40,6 +49,7 @@ from tests.models.made import (
     quick_jit,
     random_tokens,
 )
+from tests.test_cli import failure
 
 BARE = dict(lm_head="bare", activation="gelu_tanh")
 KINDS = {
@@ -319,3 +329,177 @@ def test_pieces_come_as_often_as_they_should(settings):
     assert p_value(**settings) > 1e-3
     warmer = settings | {"temperature": 1.1 * settings.get("temperature", 1.0)}
     assert p_value(**warmer) < 1e-3
+
+
+# Texts.
+
+
+@pytest.fixture(scope="module")
+def gpt2(tmp_path_factory):
+    """A directory with a small GPT-2 and a vocabulary of bytes."""
+    texts = ["the cat likes the red house\nand the sea " * 9]
+    tokenizer = train_bpe(texts, vocab_size=280, style="gpt2", progress=False)
+    small = dict(width=24, layers=2, heads=2, inner=96, max_positions=40)
+    arch = preset("gpt2").arch.but(vocab_size=280, vocab_multiple=8, **small)
+    path = tmp_path_factory.mktemp("models") / "gpt2"
+    params = drawn_params(arch, heads=("lm",), seed=1)
+    export_model(path, params, arch, tokenizer, layout="gpt2")
+    return path
+
+
+@pytest.fixture(scope="module")
+def unilm(tmp_path_factory, tiny_tokenizer):
+    small = dict(width=24, layers=2, heads=2, inner=40, max_positions=40)
+    arch = preset("unilm-base-cased").arch.but(vocab_size=100, **small)
+    params = drawn_params(arch, heads=("lm",), seed=1)
+    path = tmp_path_factory.mktemp("models") / "unilm"
+    export_model(path, params, arch, tiny_tokenizer)
+    return path
+
+
+def test_a_text_goes_on(gpt2, capsys):
+    model = bert_jax.load(gpt2)
+    tokenizer, prompt = model.tokenizer, "the cat"
+    options = dict(length=12, count=3, temperature=0.9, top_k=50, seed=5)
+    found = model.generate([prompt, "a house"], **options)
+    assert [one["prompt"] for one in found] == [prompt] * 3 + ["a house"] * 3
+    assert len({one["text"] for one in found}) == 6
+    for one in found:
+        # The text stands behind the prompt; no special piece was drawn.
+        ids = tokenizer.encode(one["prompt"]) + one["ids"]
+        assert one["prompt"] + one["text"] == tokenizer.decode(ids)
+        assert not set(one["ids"]) & set(tokenizer.special_ids)
+        # By the logits of the whole text, at temperature 1.
+        logits = model([ids])["logits"][0, -1 - len(one["ids"]) : -1]
+        told = jax.nn.log_softmax(logits)[np.arange(len(one["ids"])), one["ids"]]
+        assert not one["ended"]
+        assert one["log_probability"] == pytest.approx(float(told.sum()), rel=1e-4)
+    # Each sample has its own draws, whatever else is asked for; another seed, others.
+    again = model.generate([prompt, "the sea"], **options)
+    assert again[:3] == found[:3]
+    assert model.generate([prompt] * 2, **options | dict(seed=6))[:3] != found[:3]
+
+    # The same as a person types it.
+    words = ["--length", "12", "--count", "3", "--temperature", "0.9"]
+    words = [
+        "generate",
+        str(gpt2),
+        prompt,
+        "a house",
+        *words,
+        "--top_k",
+        "50",
+        "--seed",
+        "5",
+    ]
+    main([*words, "--json"])
+    assert json.loads(capsys.readouterr().out) == found
+    main(words)
+    whole = [one["prompt"] + one["text"] for one in found]
+    shown = [f"--- {n}\n{text}\n" for n, text in enumerate(whole, 1)]
+    assert capsys.readouterr().out == "".join(shown)
+
+
+def test_another_text_is_written(unilm, capsys):
+    """UniLM's greedy answer is that of `naive`, with types 4 and 5; [SEP] ends it."""
+    model = bert_jax.load(unilm)
+    tokenizer, text = model.tokenizer, "the cat likes a red house"
+    (one,) = model.generate(text, length=8)
+    source = [tokenizer.cls_id, *tokenizer.encode(text), tokenizer.sep_id]
+    barred = [i for i in tokenizer.special_ids if i != tokenizer.sep_id]
+    net = quick_jit(
+        lambda tokens, where: Model(model.arch).apply(
+            {"params": model.params}, tokens, where=where, heads=("lm",)
+        )["lm"][0, 0, :100]
+    )
+    written = []
+    while len(written) < 8:
+        ids = [*source, *written, tokenizer.mask_id]
+        ids += [0] * (32 - len(ids))
+        place, end = np.arange(32)[None], len(source) + len(written)
+        tokens = plain(
+            [ids],
+            types=np.where(place < len(source), 4, 5),
+            real=place <= end,
+            order="prefix",
+            prefix=[len(source)],
+        )
+        logits = np.array(net(tokens, jnp.array([[end]])))
+        logits[barred] = -np.inf
+        if logits.argmax() == tokenizer.sep_id:
+            break
+        written.append(int(logits.argmax()))
+    assert one["ids"] == written
+    assert one["text"] == tokenizer.decode(written)
+    main(["generate", str(unilm), text, "--length", "8"])
+    assert capsys.readouterr().out == one["text"] + "\n"
+
+
+def test_a_run_writes_as_it_was_trained(gpt2):
+    """A BERT that was trained by causal_lm goes on; backwards, it cannot."""
+    model = bert_jax.load(gpt2)
+    bert = dataclasses.replace(model.preset, arch=model.arch.but(order="all"))
+    assert generation.form_of(dataclasses.replace(model, preset=bert)) == CAUSAL
+    backward = dataclasses.replace(bert, hyper={"direction": "backward"})
+    with pytest.raises(InputError, match="trained from right to left: it cannot go on"):
+        dataclasses.replace(model, preset=backward).generate("the cat")
+
+
+def test_errors(gpt2, tmp_path, tiny_tokenizer):
+    assert "MODEL nothing does not exist" in failure("generate", "nothing", "a cat")
+    told = failure(
+        *("generate", gpt2, "a cat", "--temperature", "0", "--top_p", "1.5"),
+        *("--top_k", "281", "--length", "0", "--count", "0", "--seed", "-1"),
+    )
+    for text in (
+        "temperature=0.0 must be more than 0; leave it out for greedy",
+        "top_p=1.5 must be more than 0 and at most 1",
+        "top_k=281 must be in 1..280",
+        "length=0 must be at least 1",
+        "count=0 must be at least 1",
+        "seed=-1 must be in 0..4294967295",
+    ):
+        assert text in told
+    assert "top_p=nan must be" in failure("generate", gpt2, "a cat", "--top_p", "nan")
+    assert "all texts would be the same" in failure(
+        "generate", gpt2, "a cat", "--count", "2"
+    )
+    assert "the text '' is empty" in failure("generate", gpt2, "a cat", "")
+    told = failure("generate", gpt2, "a cat", "--length", "40")
+    assert "length=40 more are too many: the model has positions for 40" in told
+    with pytest.raises(InputError, match="no text is given"):
+        generate(bert_jax.load(gpt2), [])
+
+    arch = TINY.but(vocab_size=100)
+    export_model(
+        tmp_path / "bert", drawn_params(arch, heads=("lm",)), arch, tiny_tokenizer
+    )
+    told = failure("generate", tmp_path / "bert", "a cat")
+    assert "is a bert that learned to read texts from both sides" in told
+    for name in ("gpt2-xl", "openai-gpt", "transfo-xl-wt103", "unilm-base-cased"):
+        assert name in told
+    assert "bert-base" not in told
+    # UniLM without its head.
+    body = arch.but(types=6)
+    export_model(tmp_path / "body", drawn_params(body), body, tiny_tokenizer)
+    told = failure("generate", tmp_path / "body", "a cat")
+    assert "has no language-model head: it cannot write" in told
+
+
+@pytest.mark.parametrize("name", ["gpt2", "unilm"])
+def test_as_much_as_there_is_room_for(name: str, request, monkeypatch):
+    """The last position is used, and no more."""
+    model = bert_jax.load(request.getfixturevalue(name))
+    places = []
+
+    def look(arch, params, prompts, *, length, form, **_):
+        start = jnp.array([len(prompts[0]) + length - 2])  # of the last piece read
+        last = form.written(np.array([[5]]), start=start, prefix=start)
+        places.append(int(last.positions.max()))
+        return np.zeros((1, length), int), np.zeros(1)
+
+    monkeypatch.setattr(generation, "go_on", look)
+    for length in range(20, 40):
+        with contextlib.suppress(InputError):
+            model.generate("the cat likes the sea", length=length)
+    assert max(places) == 39
