@@ -109,6 +109,15 @@ def sampled(inputs: Sequence[str], *, alpha: float) -> Iterator[Document]:
                 yield document
 
 
+def numbered_lines(path: str | os.PathLike) -> Iterator[tuple[int, str]]:
+    """(number, line) of any text file, from 1 on, also packed as .gz or .xz."""
+    path = epath.Path(path).expanduser()
+    if not path.is_file():
+        what = "is a folder, not a file" if path.is_dir() else "no such file"
+        raise InputError(f"{path}: {what}, looked from {os.getcwd()}")
+    return _lines(path, Source(str(path), None, 0.0, _read))
+
+
 def _sources(name: str) -> list[Source]:
     kind, _, rest = name.partition(":")
     if kind in ("tfds", "pydocs"):
