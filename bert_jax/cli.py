@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import shlex
 import sys
 import warnings
 from pathlib import Path
@@ -55,6 +56,10 @@ COMMANDS = {
         "list the family, or show one member",
         "bert_jax presets bert-base-uncased --json",
     ),
+    "compare": (
+        "pretrain several objectives with equal FLOPs and compare what transfers",
+        "BERT_JAX_DATA=DATA bert_jax compare --config compare --workdir runs/compare",
+    ),
     "demo": (
         "the whole road in five minutes, on the built-in corpus",
         "bert_jax demo --workdir runs/demo",
@@ -90,7 +95,21 @@ Any field of the config is set by --config.FIELD=VALUE:
   eval.*      data (held-out corpus), every (0: at the end only), rows (spread over
               the corpus; 0: all)
   log_every, save_every, keep
-Ctrl-C and SIGTERM save and exit; the same command goes on from there."""
+Ctrl-C and SIGTERM save and exit; the same command goes on from there.""",
+    "compare": """
+
+One command makes a vocabulary and a corpus from raw text, pretrains each entry of the
+config with the same FLOPs and several seeds, and asks by linear probes and short
+finetuning on labelled tasks what transfers. It writes results.json, table.md,
+curves.png and report.html after every run. Any field of the config is set by
+--config.FIELD=VALUE:
+  data         folder of the text and of the tasks   (default: $BERT_JAX_DATA)
+  flops        budget of each run; points: how often it is probed; seeds
+  tasks        "('sst2', 'cola', 'rte', 'wnut17')", or some of them
+  probe.*      layers, examples
+  finetune.*   steps, batch, lr, warmup, dropout
+  shared.*     what all entries are told, as of `bert_jax train`: shared.length, ...
+Entries are in the config file. Killed, the same command goes on.""",
 }
 INPUT = (
     "text file or glob (.txt, .jsonl, also .gz and .xz; a blank line between "
@@ -119,7 +138,7 @@ def main(argv: list[str] | None = None) -> None:
     warnings.formatwarning = format_warning
     try:
         arguments.rest = rest
-        if rest and arguments.command not in ("train", "prepare"):
+        if rest and arguments.command not in ("train", "prepare", "compare"):
             raise InputError(f"unknown arguments {' '.join(rest)}; see --help")
         if arguments.command not in ("tokenizer", "prepare", "similar", "presets"):
             use_compilation_cache()
@@ -628,6 +647,30 @@ def check_presets(members: list, *, as_json: bool) -> None:
     ]
     if wrong:
         raise InputError(f"not what transformers computes: {', '.join(wrong)}")
+
+
+def add_compare(options: argparse.ArgumentParser) -> None:
+    options.add_argument(
+        "--config",
+        required=True,
+        metavar="NAME",
+        help="compare, or a config file like configs/compare.py",
+    )
+    options.add_argument("--workdir", required=True, help="folder of all runs")
+
+
+def run_compare(arguments) -> None:
+    from bert_jax.compare import compare, resolve_comparison
+    from bert_jax.config import load_config, override
+
+    config = load_config(arguments.config)
+    override(config, read_overrides(arguments.rest))
+    words = ["--config", arguments.config, "--workdir", arguments.workdir]
+    command = shlex.join(["bert_jax", "compare", *words, *arguments.rest])
+    comparison = resolve_comparison(config)
+    if compare(comparison, arguments.workdir, command=command) is not None:
+        print(f"all numbers are in {arguments.workdir}/results.json, the findings in ")
+        print(f"{arguments.workdir}/report.html")
 
 
 def add_demo(options: argparse.ArgumentParser) -> None:

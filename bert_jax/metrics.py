@@ -14,8 +14,6 @@ from tqdm import tqdm
 
 from bert_jax.config import Run
 from bert_jax.errors import InputError
-from bert_jax.models.arch import Arch
-from bert_jax.models.model import Model
 from bert_jax.whole import write_text
 
 MOST_SKIPPED = 10  # steps one after the other without a finite gradient
@@ -27,31 +25,6 @@ PEAK = {
     "TPU v5": 459e12,
     "TPU v6 lite": 918e12,
 }
-
-
-def train_flops(
-    arch: Arch, *, length: int, predictions: int, heads: tuple[str, ...] = ("lm",)
-) -> float:
-    """FLOPs of training one tower on one row: 2 a multiply-add, backward twice the
-    forward. Of the heads, those that cost something."""
-    D, F, N, S, V = arch.width, arch.inner, arch.layers, length, arch.padded_vocab
-    E, dense = arch.table_width, arch.attention == "dense"
-    seen = S if dense else min(S, 3 * arch.window // 2)  # keys scored for each token
-    layer = 2 * S * (4 * D * D + 2 * D * F) + 4 * S * seen * D
-    scored = 2 * predictions * (D * E * (arch.lm_head == "transform") + E * V)
-    head = scored * ("lm" in heads) + 2 * S * D * (D + 1) * ("rtd" in heads)
-    project = 2 * S * E * D if arch.embed_width else 0
-    return 3.0 * (N * layer + head + project)
-
-
-def row_flops(model: Model, heads: tuple[str, ...], **sizes) -> float:
-    """FLOPs of training all towers on one row."""
-    total = 0.0
-    for tower, arch in (("", model.arch), *model.towers):
-        own = [head.rpartition("/")[::2] for head in heads]
-        its = tuple(head for name, head in own if name == tower)
-        total += train_flops(arch, heads=its, **sizes)
-    return total
 
 
 def peak_flops() -> float | None:

@@ -32,6 +32,7 @@ from bert_jax.data.pipeline import checksum, train_batches
 from bert_jax.data.rows import Batch, Rows
 from bert_jax.errors import InputError
 from bert_jax.evaluators.held_out import HeldOut
+from bert_jax.flops import step_flops
 from bert_jax.host_memory import keep_freed_memory
 from bert_jax.interrupt import Interrupt
 from bert_jax.model_dir import LoadedModel, load
@@ -219,10 +220,13 @@ class Lane:
         )
         step = train_own_heads(step, self.objective.heads)
         self.step = jax.jit(step, donate_argnums=0)
-        sizes = dict(length=run.length, predictions=self.objective.slots(run.length))
-        row = metrics.row_flops(model, self.objective.heads, **sizes)
-        self.flops = row * run.batch
         self.batches: Iterator[Batch] | None = None
+
+    @cached_property
+    def flops(self) -> float:
+        """Of one step."""
+        sizes = dict(batch=self.leg.run.batch, length=self.leg.run.length)
+        return step_flops(self.model, self.objective, **sizes)
 
     @cached_property
     def evaluator(self) -> HeldOut:

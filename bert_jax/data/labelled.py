@@ -78,6 +78,18 @@ class Labelled:
         for start in range(0, len(self), size):
             yield self.take(np.arange(start, min(start + size, len(self))), size)
 
+    def named_tags(self, numbers: np.ndarray) -> tuple[list[list[str]], list]:
+        """Predicted and true tags of all words of each sentence, by name. `numbers`
+        are predictions where there is a tag; what was cut off is predicted to be O."""
+        sizes = (self.arrays["tags"] >= 0).sum(1)
+        parts = np.split(numbers, np.cumsum(sizes)[:-1])
+        gold = [[self.labels[tag] for tag in tags] for tags in self.tags]
+        said = [
+            [self.labels[tag] for tag in part] + ["O"] * (len(there) - len(part))
+            for part, there in zip(parts, gold, strict=True)
+        ]
+        return said, gold
+
 
 class Example(NamedTuple):
     where: str  # file and line

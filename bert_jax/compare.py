@@ -1,0 +1,409 @@
+"""The bake-off: several objectives, one corpus, equal FLOPs, one evaluation.
+
+    bert_jax compare --config compare --workdir DIR
+
+Every entry is a preset with changes. The number of its steps is what the budget of
+FLOPs buys of its own steps, generator and heads included (flops.py). What is asked is
+what transfers: linear probes along the way, probes and short finetuning at the end, for
+each of several seeds.
+
+    DIR/comparison.json            what is compared; another one is refused
+    DIR/tokenizer, DIR/corpus      made once, from raw text
+    DIR/runs/ENTRY/seed-N          a workdir of `bert_jax train`
+    DIR/scores/ENTRY/seed-N/*.json one evaluation each, whole or not at all
+    DIR/results.json, table.md, curves.png, report.html
+
+Killed at any moment, the same command goes on; results.json is the same, bit for bit.
+"""
+
+import dataclasses
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+
+from bert_jax.config import Run, flatten, load_config, override, resolve
+from bert_jax.data.corpus import Corpus, open_corpus
+from bert_jax.data.labelled import Labelled
+from bert_jax.data.prepare import prepare
+from bert_jax.data.tasks import TASKS, Task, read_task
+from bert_jax.data.text import documents, find_sources
+from bert_jax.data.tokenizers import Tokenizer, load_tokenizer, train_wordpiece
+from bert_jax.errors import InputError, unknown
+from bert_jax.evaluators.probe import Probe
+from bert_jax.finetune import Finetune
+from bert_jax.flops import step_flops
+from bert_jax.model_dir import load
+from bert_jax.models.model import Model, count_params, init_params
+from bert_jax.report import write_report
+from bert_jax.train import compute_dtype, fit_vocabulary, make_objective, train
+from bert_jax.whole import locked, whole_folder, write_text
+
+# What is the same for all, or follows from the budget.
+OURS = ("data", "steps", "seed", "init", "save_every", "keep", "eval.data")
+OURS += ("eval.every", "arch.vocab_size")
+Parts = tuple[Task, Labelled, Labelled]  # a task, its training and its dev part
+LEAST = 4  # steps from one checkpoint to the next
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    name: str
+    preset: str
+    changes: dict = dataclasses.field(default_factory=dict)  # fields of its config
+    seeds: int = 0  # 0: as many as the comparison says
+    trained: bool = True  # False: as it is initialised
+
+    @property
+    def folder(self) -> str:
+        return re.sub(r"[^a-z0-9]+", "-", self.name.lower()).strip("-")
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """Everything a comparison is told."""
+
+    data: str  # folder of text and of tasks
+    text: tuple[str, ...]  # inputs to learn from, in that folder
+    held_out: tuple[str, ...]
+    vocab_size: int  # of the WordPiece vocabulary
+    lowercase: str  # yes | no
+    flops: float  # for each entry and seed
+    points: int  # checkpoints that are probed: at 1, 1/2, 1/4, ... of the budget
+    seeds: int
+    tasks: tuple[str, ...]
+    probe: Probe
+    finetune: Finetune
+    shared: dict  # changes for all entries
+    entries: tuple[Entry, ...]
+
+    def __post_init__(self):
+        problems = [
+            f"config.{name}={getattr(self, name)}: at least 1"
+            for name in ("flops", "points", "seeds", "vocab_size")
+            if getattr(self, name) < 1
+        ]
+        if self.lowercase not in ("yes", "no"):
+            problems.append(unknown("config.lowercase", self.lowercase, ("yes", "no")))
+        if not Path(self.data).is_dir():
+            problems.append(
+                f"config.data={self.data} is no folder: give that of the text and of "
+                "the tasks, --config.data=DIR, or set BERT_JAX_DATA"
+            )
+        problems += [unknown("task", t, TASKS) for t in self.tasks if t not in TASKS]
+        if not self.entries:
+            problems.append("config.entries is empty: there is nothing to compare")
+        folders = [entry.folder for entry in self.entries]
+        for entry in self.entries:
+            if not entry.folder or folders.count(entry.folder) > 1:
+                problems.append(f"entry {entry.name!r}: its name is not its own")
+            ours = sorted({*entry.changes, *self.shared} & {*OURS})
+            if ours:
+                problems.append(
+                    f"entry {entry.name!r} sets {', '.join(ours)}: the corpus, its "
+                    "vocabulary and the budget are the same for all entries"
+                )
+        if problems:
+            raise InputError("\n".join(problems))
+
+
+def resolve_comparison(config) -> Comparison:
+    """Checks the fields of a config file and freezes them."""
+    given = config.to_dict()
+    problems = []
+    parts = {"probe": Probe, "finetune": Finetune}
+    for name, kind in {"": Comparison, **parts}.items():
+        valid = {field.name for field in dataclasses.fields(kind)}
+        there = given.get(name, {}) if name else given
+        prefix = f"{name}." if name else ""
+        problems += [
+            unknown("config field", prefix + field, [prefix + v for v in valid])
+            for field in sorted({*there} - valid)
+        ]
+        missing = sorted(valid - {*there}) if kind is Comparison else []
+        if missing:
+            problems.append(f"the config lacks the fields {', '.join(missing)}")
+    valid = {field.name for field in dataclasses.fields(Entry)}
+    for number, entry in enumerate(given.get("entries", ())):
+        where = f"entries[{number}]."
+        problems += [
+            unknown("config field", where + field, [where + v for v in valid])
+            for field in sorted({*entry} - valid)
+        ]
+        if not {"name", "preset"} <= {*entry}:
+            problems.append(f"config.entries[{number}] has no name or no preset")
+    if problems:
+        raise InputError("\n".join(problems))
+    given |= {name: kind(**given[name]) for name, kind in parts.items()}
+    given["shared"] = dict(flatten(given["shared"]))
+    given["entries"] = tuple(Entry(**entry) for entry in given["entries"])
+    return Comparison(**given)
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """An entry with what follows from the corpus and the budget."""
+
+    entry: Entry
+    run: Run  # of seed 0
+    model: Model
+    objective: object
+    step_flops: float
+    seeds: range
+
+    @property
+    def steps(self) -> int:
+        return self.run.steps if self.entry.trained else 0
+
+    def points(self, count: int) -> list[int]:
+        """Steps at which it is probed: the last, its half, its quarter, ..."""
+        if not self.entry.trained:
+            return [0]
+        return [self.steps >> n for n in reversed(range(count))]
+
+    def describe(self) -> dict:
+        model, arch = self.model, self.model.arch
+        shape = dict(heads=self.objective.heads, towers=model.towers)
+        return {
+            "name": self.entry.name,
+            "preset": self.entry.preset,
+            "objective": self.objective.name if self.entry.trained else "none",
+            "changes": self.entry.changes,
+            "parameters": count_params(arch, **shape),
+            "parameters_kept": count_params(arch, heads=()),
+            "step_flops": self.step_flops,
+            "steps": self.steps,
+            "flops": self.step_flops * self.steps,
+            "rows": self.run.rows,
+            "tokens": self.run.batch * self.run.length * self.steps,
+        }
+
+
+def compare(
+    comparison: Comparison, workdir: str | Path, *, command: str, progress: bool = True
+) -> dict | None:
+    """Compares, or goes on comparing. Returns the results, or None if interrupted."""
+    workdir = Path(workdir)
+    runs = [entry_run(comparison, entry, "-") for entry in comparison.entries]
+    inputs = [str(Path(comparison.data) / name) for name in comparison.text]
+    find_sources([*inputs, *(f"{comparison.data}/{n}" for n in comparison.held_out)])
+    with locked(workdir):
+        claim(workdir, comparison)
+        tokenizer = make_tokenizer(comparison, inputs, workdir / "tokenizer")
+        longest = min(run.length for run in runs)
+        tasks = {
+            name: read_task(name, comparison.data, tokenizer=tokenizer, length=longest)
+            for name in comparison.tasks
+        }
+        corpus = make_corpora(comparison, tokenizer, workdir / "corpus")
+        plans = [make_plan(comparison, e, corpus) for e in comparison.entries]
+        for plan in plans:
+            print(
+                f"{plan.entry.name}: {plan.steps:,} steps of {plan.step_flops:.3g} "
+                f"FLOPs, {plan.steps * plan.step_flops:.4g} in all"
+            )
+        most = max(plan.seeds.stop for plan in plans)
+        turns = [(p, seed) for seed in range(most) for p in plans if seed in p.seeds]
+        for number, (plan, seed) in enumerate(turns, 1):
+            print(f"[{number}/{len(turns)}] {plan.entry.name}, seed {seed}")
+            bench = Bench(comparison, plan, seed, workdir)
+            if bench.finished:
+                continue
+            if not bench.pretrain(progress=progress):
+                return None
+            bench.evaluate(tasks, progress=progress)
+            gather(comparison, plans, workdir, command)  # what there is so far
+            jax.clear_caches()
+        return gather(comparison, plans, workdir, command)
+
+
+def claim(workdir: Path, comparison: Comparison) -> None:
+    """Writes what is compared; once it is there it must be the same."""
+    path = workdir / "comparison.json"
+    now = json.loads(json.dumps(dataclasses.asdict(comparison)))
+    if path.is_file():
+        before = json.loads(path.read_text())
+        a, b = dict(flatten(before)), dict(flatten(now))
+        problems = [
+            f"{name}: {a.get(name)!r} in the workdir, {b.get(name)!r} now"
+            for name in sorted({*a, *b})
+            if a.get(name) != b.get(name) and name != "data"  # it may have moved
+        ]
+        if problems:
+            raise InputError(
+                f"{workdir} belongs to another comparison; use the same values or "
+                "another --workdir:\n" + "\n".join(problems)
+            )
+    elif [p for p in workdir.iterdir() if p.name != ".lock"]:
+        raise InputError(f"{workdir} holds something else: use another --workdir")
+    else:
+        write_text(path, json.dumps(now, indent=1) + "\n")
+
+
+# --- what all entries share ----------------------------------------------------------
+
+
+def make_tokenizer(
+    comparison: Comparison, inputs: list[str], folder: Path
+) -> Tokenizer:
+    if not folder.is_dir():
+        print(f"a WordPiece vocabulary of {comparison.vocab_size} pieces")
+        with whole_folder(folder) as scratch:
+            train_wordpiece(
+                (document.text for document in documents(inputs)),
+                vocab_size=comparison.vocab_size,
+                lowercase=comparison.lowercase == "yes",
+                progress=sys.stderr.isatty(),
+            ).save(scratch)
+    return load_tokenizer(folder)
+
+
+def make_corpora(comparison: Comparison, tokenizer: Tokenizer, folder: Path) -> Corpus:
+    """The corpus to learn from; that of held-out text is beside it."""
+    for part in ("text", "held_out"):
+        if not (folder / part / "corpus.json").is_file():
+            inputs = [f"{comparison.data}/{name}" for name in getattr(comparison, part)]
+            prepare(inputs, tokenizer=tokenizer, out=folder / part)
+    return open_corpus(folder / "text")
+
+
+def entry_run(comparison: Comparison, entry: Entry, data: str, **changes) -> Run:
+    """The entry's config, as `bert_jax train` would be told it."""
+    config = load_config(f"pretrain:{entry.preset}")
+    told = {**comparison.shared, **entry.changes, "data": data, **changes}
+    try:
+        override(config, {name: str(value) for name, value in told.items()})
+        return resolve(config)
+    except InputError as error:
+        raise InputError(f"entry {entry.name!r}: {error}") from None
+
+
+def make_plan(comparison: Comparison, entry: Entry, corpus: Corpus) -> Plan:
+    """Its steps are a multiple of 2^(points - 1), so that checkpoints halve them."""
+    quiet = lambda *_: None  # noqa: E731
+    run = fit_vocabulary(entry_run(comparison, entry, str(corpus.path)), corpus, quiet)
+    objective = make_objective(run, corpus.tokenizer, quiet)
+    dtype = compute_dtype(run.dtype)
+    model = Model(run.arch, dtype=dtype, towers=objective.towers(run.arch))
+    each = step_flops(model, objective, batch=run.batch, length=run.length)
+    parts = 1 << (comparison.points - 1)
+    every = round(comparison.flops / each / parts)
+    if entry.trained and every < LEAST:
+        raise InputError(
+            f"config.flops={comparison.flops:.3g} is too little for entry "
+            f"{entry.name!r}: one step takes {each:.3g}, and {parts} times {LEAST} "
+            f"steps are needed, {each * parts * LEAST:.3g}"
+        )
+    changes = dict(
+        **{"eval.data": corpus.path.parent / "held_out", "eval.every": 0},
+        **dict(steps=every * parts, save_every=every, keep=parts),
+    )
+    run = entry_run(comparison, entry, str(corpus.path), **changes if every else {})
+    seeds = range(entry.seeds or comparison.seeds)
+    return Plan(entry, run, model, objective, each, seeds)
+
+
+# --- one entry, one seed -------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Bench:
+    """Pretraining and evaluation of one entry with one seed."""
+
+    comparison: Comparison
+    plan: Plan
+    seed: int
+    workdir: Path
+
+    @property
+    def place(self) -> str:
+        return f"{self.plan.entry.folder}/seed-{self.seed}"
+
+    @property
+    def run_folder(self) -> Path:
+        return self.workdir / "runs" / self.place
+
+    def wanted(self) -> Iterator[tuple[str, int, str]]:
+        """(kind, step, task) of every evaluation."""
+        points = self.plan.points(self.comparison.points)
+        for step in points:
+            for task in self.comparison.tasks:
+                yield "probe", step, task
+        for task in self.comparison.tasks:
+            yield "finetune", points[-1], task
+
+    def file(self, kind: str, step: int, task: str) -> Path:
+        folder = self.workdir / "scores" / self.place
+        return folder / f"{kind}-{task}-{step}.json"
+
+    @property
+    def finished(self) -> bool:
+        return all(self.file(*what).is_file() for what in self.wanted())
+
+    def pretrain(self, *, progress: bool) -> bool:
+        """False if it was interrupted."""
+        if not self.plan.entry.trained:
+            return True
+        run = dataclasses.replace(self.plan.run, seed=self.seed)
+        return train(run, self.run_folder, progress=progress)["finished"]
+
+    def params(self, step: int) -> dict:
+        plan = self.plan
+        if plan.entry.trained:
+            return load(self.run_folder, step=step).params
+        key = jax.random.key(self.seed)
+        return init_params(plan.model, key, heads=plan.objective.heads)
+
+    def evaluate(self, tasks: dict[str, Parts], *, progress: bool) -> None:
+        """What has not been scored yet."""
+        at, params = None, None
+        for kind, step, name in self.wanted():
+            path = self.file(kind, step, name)
+            if path.is_file():
+                continue
+            if step != at:
+                at, params = step, self.params(step)
+            what = (self.plan.model, params, *tasks[name])
+            if kind == "probe":
+                found = self.comparison.probe.run(*what)
+            else:
+                shown = f"finetune {name}" if progress else ""
+                recipe = self.comparison.finetune
+                found = recipe.run(*what, seed=self.seed, progress=shown)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_text(path, json.dumps(found) + "\n")
+            print(f"  step {step}: {kind} {name} {found['score']:.3f}", flush=True)
+
+    def result(self) -> dict | None:
+        """All of its scores; None if some are not there yet."""
+        if not self.finished:
+            return None
+        found = {kind: [] for kind in ("probe", "finetune")}
+        for kind, step, name in self.wanted():
+            scores = json.loads(self.file(kind, step, name).read_text())
+            flops = step * self.plan.step_flops
+            found[kind].append({"task": name, "step": step, "flops": flops, **scores})
+        return {"seed": self.seed, **found}
+
+
+def gather(
+    comparison: Comparison, plans: list[Plan], workdir: Path, command: str
+) -> dict:
+    """Writes results.json and the report from what is scored."""
+    entries = []
+    for plan in plans:
+        benches = [Bench(comparison, plan, s, workdir) for s in plan.seeds]
+        runs = [run for bench in benches if (run := bench.result())]
+        entries.append({**plan.describe(), "wanted": len(plan.seeds), "seeds": runs})
+    results = {
+        "config": json.loads(json.dumps(dataclasses.asdict(comparison))),
+        "metrics": {name: TASKS[name].metric for name in comparison.tasks},
+        "entries": entries,
+    }
+    del results["config"]["data"]  # where it lay is no result
+    write_text(workdir / "results.json", json.dumps(results, indent=1) + "\n")
+    write_report(results, workdir, command=command)
+    return results

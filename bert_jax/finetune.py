@@ -1,0 +1,100 @@
+"""Short finetuning on a labelled task: the one step with another objective."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from tqdm import tqdm
+
+from bert_jax.data.labelled import Labelled
+from bert_jax.data.tasks import Task
+from bert_jax.errors import InputError
+from bert_jax.evaluators.scores import score
+from bert_jax.models.model import Model, init_params
+from bert_jax.objectives import OBJECTIVES
+from bert_jax.optim import Optim, make_optimizer
+from bert_jax.step import Net, TrainState, make_train_step
+
+
+@dataclasses.dataclass(frozen=True)
+class Finetune:
+    """The recipe; a few hundred steps, the same for all that are compared."""
+
+    steps: int = 300
+    batch: int = 32
+    lr: float = 5e-4
+    warmup: float = 0.1
+    dropout: float = 0.1
+
+    def __post_init__(self):
+        problems = [
+            f"finetune.{name}={getattr(self, name)}: at least 1"
+            for name in ("steps", "batch")
+            if getattr(self, name) < 1
+        ]
+        if problems:
+            raise InputError("\n".join(problems))
+
+    def run(
+        self,
+        model: Model,
+        params: dict,
+        task: Task,
+        train: Labelled,
+        dev: Labelled,
+        *,
+        seed: int,
+        progress: str = "",
+    ) -> dict:
+        """The score on the dev part, and the loss of every step."""
+        noise = dict(dropout=self.dropout, attention_dropout=self.dropout)
+        arch = model.arch.but(labels=len(train.labels), **noise)
+        model = Model(arch, dtype=model.dtype)
+        objective = OBJECTIVES[task.objective](order=arch.order)
+        fresh = init_params(model, jax.random.key(seed), heads=objective.heads)
+        # Where a part was pretrained it is taken over; the head of the task is new.
+        params = {name: params.get(name, part) for name, part in fresh.items()}
+        optim = Optim(name="adamw", schedule="linear", lr=self.lr, warmup=self.warmup)
+        optimizer = make_optimizer(optim, self.steps, params)
+        state = TrainState(
+            step=jnp.zeros([], jnp.int32),
+            params=jax.tree.map(jnp.array, params),  # copies: the step takes them
+            opt_state=optimizer.init(params),
+            seed=jnp.uint32(seed),
+        )
+        step = jax.jit(make_train_step(model, objective, optimizer), donate_argnums=0)
+        losses = []
+        bar = tqdm(range(self.steps), desc=progress, leave=False, disable=not progress)
+        for number in bar:
+            batch = train.batch(number, size=self.batch, seed=seed)
+            state, means = step(state, batch)
+            losses.append(means["loss"].total)
+        losses = [float(loss) for loss in jax.device_get(losses)]
+        if not np.isfinite(losses).all():
+            raise InputError(
+                f"finetuning on {task.name} diverged: a lower finetune.lr than "
+                f"{self.lr} may help"
+            )
+        said = predictions(model, state.params, objective, dev, size=2 * self.batch)
+        if task.objective == "tag":
+            scores = score(task.metric, *dev.named_tags(said))
+        else:
+            scores = score(task.metric, said, dev.arrays["label"][:, 0])
+        return {**scores, "losses": losses}
+
+
+def predictions(
+    model: Model, params: dict, objective, data: Labelled, *, size: int
+) -> np.ndarray:
+    """The most probable label of each example, or of each word that has a tag."""
+
+    @jax.jit
+    def predict(params, batch):
+        return objective.logits(Net(model, params), batch).argmax(-1)
+
+    found = []
+    for batch in data.in_order(size):
+        there = batch["tags" if "tags" in batch else "label"] >= 0
+        found.append(np.asarray(predict(params, batch))[there])
+    return np.concatenate(found)
