@@ -106,7 +106,7 @@ curves.png and report.html after every run. Any field of the config is set by
   data         folder of the text and of the tasks   (default: $BERT_JAX_DATA)
   flops        budget of each run; points: how often it is probed; seeds
   tasks        "('sst2', 'cola', 'rte', 'wnut17')", or some of them
-  probe.*      layers, examples
+  probe.*      layers, examples, sentences
   finetune.*   steps, batch, lr, warmup, dropout
   shared.*     what all entries are told, as of `bert_jax train`: shared.length, ...
 Entries are in the config file. Killed, the same command goes on.""",

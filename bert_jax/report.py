@@ -248,8 +248,9 @@ def as_html(results: dict, tables: list, picture: bytes, *, command: str) -> str
 {results["config"]["flops"]:.3g} FLOPs (matrix products, forward and backward, of all
 towers and heads), once for each seed. What is scored is what transfers, on dev sets.
 A linear probe is a logistic regression on the mean of the last {probe["layers"]}
-layers' states (for tags: the states of first pieces) of at most {probe["examples"]:,}
-training examples, its strength chosen on a fifth of them. Finetuning takes
+layers' states of at most {probe["examples"]:,} training examples (for tags: on the
+states of first pieces in {probe["sentences"]:,} sentences), its strength chosen on a
+fifth of them. Finetuning takes
 {finetune["steps"]} steps of {finetune["batch"]} examples at a rate of
 {finetune["lr"]:g}, the same for all.</p>
 <img alt="scores of linear probes against FLOPs, and losses of finetuning"

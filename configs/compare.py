@@ -36,7 +36,7 @@ def get_config():
     config.points = 4  # probed at 1/8, 1/4, 1/2 and all of the budget
     config.seeds = 2
     config.tasks = ("sst2", "cola", "rte", "wnut17")
-    config.probe = {"layers": 2, "examples": 2000}
+    config.probe = {"layers": 2, "examples": 2000, "sentences": 1000}
     config.finetune = {
         "steps": 300,
         "batch": 32,

@@ -35,12 +35,13 @@ BATCH = 64
 @dataclasses.dataclass(frozen=True)
 class Probe:
     layers: int = 2  # the last ones are read
-    examples: int = 2000  # of the training part, at most
+    examples: int = 2000  # of the training part, at most,
+    sentences: int = 1000  # and where each word is one
 
     def __post_init__(self):
         problems = [
             f"probe.{name}={getattr(self, name)}: at least {least}"
-            for name, least in (("layers", 1), ("examples", 10))
+            for name, least in (("layers", 1), ("examples", 10), ("sentences", 10))
             if getattr(self, name) < least
         ]
         if problems:
@@ -50,13 +51,14 @@ class Probe:
         self, model: Model, params: dict, task: Task, train: Labelled, dev: Labelled
     ) -> dict[str, float]:
         """The score on the dev part."""
+        tagged = task.objective == "tag"
         read = partial(features, model, params, layers=self.layers)
-        fit, labels = read(train.some(self.examples))
+        fit, labels = read(train.some(self.sentences if tagged else self.examples))
         test, gold = read(dev)
         mean, scale = fit.mean(0), fit.std(0) + 1e-6
         weights = fit_best((fit - mean) / scale, labels, classes=len(train.labels))
         said = predict(weights, (test - mean) / scale)
-        if task.objective == "tag":
+        if tagged:
             return score(task.metric, *dev.named_tags(said))
         return score(task.metric, said, gold)
 
@@ -88,7 +90,7 @@ def features(
     for batch in data.in_order(BATCH):
         gold = batch["tags"] if tagged else batch["label"][:, 0]
         there = gold >= 0
-        found.append(np.asarray(read(params, batch), np.float64)[there])
+        found.append(np.asarray(read(params, batch))[there])
         labels.append(gold[there])
     return np.concatenate(found), np.concatenate(labels)
 
@@ -110,17 +112,17 @@ def fit_logistic(
     shape = (x.shape[1] + 1, classes)
 
     def objective(flat: np.ndarray) -> tuple[float, np.ndarray]:
-        weights = flat.reshape(shape)
+        weights = flat.reshape(shape).astype(x.dtype)
         loss, gradient = logistic_loss(weights, x, labels)
         loss += strength / 2 * (weights[:-1] ** 2).sum()
         gradient[:-1] += strength * weights[:-1]
-        return loss, gradient.ravel()
+        return loss, gradient.ravel().astype(np.float64)
 
     options = {"maxiter": ITERATIONS}
     found = scipy.optimize.minimize(
         objective, np.zeros(shape).ravel(), jac=True, method="L-BFGS-B", options=options
     )
-    return found.x.reshape(shape)
+    return found.x.reshape(shape).astype(x.dtype)
 
 
 def logistic_loss(
