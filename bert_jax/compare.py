@@ -38,13 +38,16 @@ from bert_jax.finetune import Finetune
 from bert_jax.flops import step_flops
 from bert_jax.model_dir import load
 from bert_jax.models.model import Model, count_params, init_params
+from bert_jax.objective import make_objective
+from bert_jax.objectives.base import Objective
+from bert_jax.presets import preset
 from bert_jax.report import write_report
-from bert_jax.train import compute_dtype, fit_vocabulary, make_objective, train
+from bert_jax.train import compute_dtype, fit_vocabulary, train
 from bert_jax.whole import locked, whole_folder, write_text
 
 # What is the same for all, or follows from the budget.
 OURS = ("data", "steps", "seed", "init", "save_every", "keep", "eval.data")
-OURS += ("eval.every", "arch.vocab_size")
+OURS += ("eval.every", "arch.vocab_size", "stages", "tasks")
 Parts = tuple[Task, Labelled, Labelled]  # a task, its training and its dev part
 LEAST = 4  # steps from one checkpoint to the next
 
@@ -150,7 +153,7 @@ class Plan:
     entry: Entry
     run: Run  # of seed 0
     model: Model
-    objective: object
+    objective: Objective
     step_flops: float
     seeds: range
 
@@ -198,7 +201,9 @@ def compare(
             name: read_task(name, comparison.data, tokenizer=tokenizer, length=longest)
             for name in comparison.tasks
         }
-        corpus = make_corpora(comparison, tokenizer, workdir / "corpus")
+        corpus = make_corpora(
+            comparison, tokenizer, workdir / "corpus", progress=progress
+        )
         plans = [make_plan(comparison, e, corpus) for e in comparison.entries]
         for plan in plans:
             print(
@@ -261,12 +266,14 @@ def make_tokenizer(
     return load_tokenizer(folder)
 
 
-def make_corpora(comparison: Comparison, tokenizer: Tokenizer, folder: Path) -> Corpus:
+def make_corpora(
+    comparison: Comparison, tokenizer: Tokenizer, folder: Path, *, progress: bool
+) -> Corpus:
     """The corpus to learn from; that of held-out text is beside it."""
     for part in ("text", "held_out"):
         if not (folder / part / "corpus.json").is_file():
             inputs = [f"{comparison.data}/{name}" for name in getattr(comparison, part)]
-            prepare(inputs, tokenizer=tokenizer, out=folder / part)
+            prepare(inputs, tokenizer=tokenizer, out=folder / part, progress=progress)
     return open_corpus(folder / "text")
 
 
@@ -275,7 +282,7 @@ def entry_run(comparison: Comparison, entry: Entry, data: str, **changes) -> Run
     config = load_config(f"pretrain:{entry.preset}")
     told = {**comparison.shared, **entry.changes, "data": data, **changes}
     try:
-        override(config, {name: str(value) for name, value in told.items()})
+        override(config, told)
         return resolve(config)
     except InputError as error:
         raise InputError(f"entry {entry.name!r}: {error}") from None
@@ -285,7 +292,14 @@ def make_plan(comparison: Comparison, entry: Entry, corpus: Corpus) -> Plan:
     """Its steps are a multiple of 2^(points - 1), so that checkpoints halve them."""
     quiet = lambda *_: None  # noqa: E731
     run = fit_vocabulary(entry_run(comparison, entry, str(corpus.path)), corpus, quiet)
-    objective = make_objective(run, corpus.tokenizer, quiet)
+    objective = make_objective(
+        run.objective,
+        preset=preset(run.preset),
+        arch=run.arch,
+        rows=run.rows,
+        tokenizer=corpus.tokenizer,
+        say=quiet,
+    )
     dtype = compute_dtype(run.dtype)
     model = Model(run.arch, dtype=dtype, towers=objective.towers(run.arch))
     each = step_flops(model, objective, batch=run.batch, length=run.length)
@@ -297,10 +311,8 @@ def make_plan(comparison: Comparison, entry: Entry, corpus: Corpus) -> Plan:
             f"{entry.name!r}: one step takes {each:.3g}, and {parts} times {LEAST} "
             f"steps are needed, {each * parts * LEAST:.3g}"
         )
-    changes = dict(
-        **{"eval.data": corpus.path.parent / "held_out", "eval.every": 0},
-        **dict(steps=every * parts, save_every=every, keep=parts),
-    )
+    changes = dict(steps=every * parts, save_every=every, keep=parts)
+    changes |= {"eval.data": str(corpus.path.parent / "held_out"), "eval.every": 0}
     run = entry_run(comparison, entry, str(corpus.path), **changes if every else {})
     seeds = range(entry.seeds or comparison.seeds)
     return Plan(entry, run, model, objective, each, seeds)

@@ -192,8 +192,9 @@ def load_config(argument: str) -> ConfigDict:
 def override(config: ConfigDict, changes: dict) -> None:
     """Sets fields such as {"optim.lr": "1e-3"}; all problems are told at once. Values
     are text, or what a config file would write."""
-    other = changes.get("objective.name", config.objective.get("name"))
-    if other != config.objective.get("name"):  # it has hyper-parameters of its own
+    name = config.get("objective", {}).get("name")
+    other = changes.get("objective.name", name)
+    if other != name:  # it has hyper-parameters of its own
         config.objective = ConfigDict(objective_fields(other))
     fields = dict(flatten(config))
     problems = []

@@ -1,0 +1,261 @@
+"""The bake-off at the size of a test: equal FLOPs, resuming, the report."""
+
+import gzip
+import random
+import re
+
+import pytest
+from ml_collections import ConfigDict
+
+from bert_jax import compare as module
+from bert_jax.compare import compare, resolve_comparison
+from bert_jax.config import override
+from bert_jax.errors import InputError
+from bert_jax.finetune import Finetune
+from tests import tiny
+
+SCRIPT = "tokens <script>alert(1)</script>"
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Text, a task of two classes and a task of tags, in the layout of the real ones:
+    sentences with a cat are positive, animals are entities."""
+    folder = tmp_path_factory.mktemp("data")
+    for name, seed in (("train", 0), ("valid", 1)):
+        tiny.write_text(folder / f"{name}.txt", documents=60, seed=seed)
+    (folder / "glue_sst2").mkdir()
+    (folder / "wnut17").mkdir()
+    rng = random.Random(0)
+
+    def sentence() -> list[str]:
+        parts = (rng.choice(side) for side in (tiny.SUBJECTS, tiny.VERBS, tiny.OBJECTS))
+        return " ".join(parts).split()
+
+    def classes(count: int) -> str:
+        words = [sentence() for _ in range(count)]
+        lines = [f"{' '.join(w)}\t{int('cat' in w or 'dog' in w)}" for w in words]
+        return "\n".join(["sentence\tlabel", *lines]) + "\n"
+
+    def tags(count: int) -> str:
+        animal = {"cat": "B-animal", "dog": "B-animal", "bird": "B-animal"}
+        sentences = [
+            "\n".join(f"{word}\t{animal.get(word, 'O')}" for word in sentence())
+            for _ in range(count)
+        ]
+        return "\n\n".join(sentences) + "\n"
+
+    packed = gzip.compress(classes(80).encode())
+    (folder / "glue_sst2/train.tsv.gz").write_bytes(packed)
+    (folder / "glue_sst2/dev.tsv").write_text(classes(40))
+    (folder / "wnut17/wnut17train.conll").write_text(tags(80))
+    (folder / "wnut17/emerging.dev.conll").write_text(tags(40))
+    return folder
+
+
+def make_config(data, **changes: str) -> ConfigDict:
+    config = ConfigDict()
+    config.data = str(data)
+    config.text, config.held_out = ("train.txt",), ("valid.txt",)
+    config.vocab_size, config.lowercase = 100, "yes"
+    config.flops, config.points, config.seeds = 4e7, 2, 2
+    config.tasks = ("sst2", "wnut17")
+    config.probe = {"layers": 1, "examples": 60, "sentences": 60}
+    config.finetune = {"steps": 4, "batch": 8, "lr": 1e-3}
+    size = {"layers": 1, "width": 16, "heads": 2, "inner": 32, "max_positions": 32}
+    config.shared = {"arch": size, "length": 16, "batch": 8, "rows": "full"}
+    config.shared.optim = {"lr": 1e-2, "warmup": 0.1}
+    config.entries = (
+        dict(name=SCRIPT, preset="bert-base-uncased"),
+        dict(
+            name="causal",
+            preset="bert-base-uncased",
+            changes={"objective.name": "causal_lm", "arch.order": "causal"},
+            seeds=1,
+        ),
+        dict(name="none", preset="bert-base-uncased", trained=False, seeds=1),
+    )
+    override(config, {name.replace("__", "."): v for name, v in changes.items()})
+    return config
+
+
+def run(config: ConfigDict, workdir):
+    comparison = resolve_comparison(config)
+    return compare(comparison, workdir, command="bert_jax <compare>", progress=False)
+
+
+@pytest.fixture(scope="module")
+def finished(data, tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("compare") / "whole"
+    return workdir, run(make_config(data), workdir)
+
+
+def test_every_entry_has_the_budget(finished):
+    """To half a step a checkpoint; and more steps where one takes less."""
+    masked, causal, none = finished[1]["entries"]
+    for entry in (masked, causal):
+        assert abs(entry["flops"] - 4e7) <= entry["step_flops"]
+        assert entry["flops"] == entry["steps"] * entry["step_flops"]
+    assert masked["step_flops"] < causal["step_flops"]
+    assert masked["steps"] > causal["steps"]
+    assert none["flops"] == none["steps"] == 0
+
+
+def test_everything_is_scored(finished):
+    masked, causal, none = finished[1]["entries"]
+    assert [run["seed"] for run in masked["seeds"]] == [0, 1]
+    assert [len(entry["seeds"]) for entry in (causal, none)] == [1, 1]
+    for entry in (masked, causal):
+        for run in entry["seeds"]:
+            half = entry["steps"] // 2
+            probed = [(row["task"], row["step"]) for row in run["probe"]]
+            assert probed == [
+                (task, step)
+                for step in (half, entry["steps"])
+                for task in ("sst2", "wnut17")
+            ]
+            assert [len(row["losses"]) for row in run["finetune"]] == [4, 4]
+    assert [row["step"] for row in none["seeds"][0]["probe"]] == [0, 0]
+    scores = [
+        row["score"]
+        for entry in finished[1]["entries"]
+        for run in entry["seeds"]
+        for row in (*run["probe"], *run["finetune"])
+    ]
+    assert all(0 <= score <= 1 for score in scores)
+    first, second = masked["seeds"]
+    assert first["finetune"][0]["losses"] != second["finetune"][0]["losses"]
+
+
+def test_a_killed_comparison_goes_on_to_the_same_results(
+    finished, data, tmp_path, monkeypatch
+):
+    """Killed in pretraining, in an evaluation and while the report is written."""
+    expected = (finished[0] / "results.json").read_bytes()
+    workdir = tmp_path / "killed"
+
+    class Killed(BaseException):
+        pass
+
+    def dies(function, *, calls: int):
+        left = iter(range(calls))
+
+        def call(*arguments, **options):
+            if next(left, None) is None:
+                raise Killed
+            return function(*arguments, **options)
+
+        return call
+
+    from bert_jax.checkpoint import Checkpoints
+
+    for place, name, calls in (
+        (Checkpoints, "save", 1),  # of the second checkpoint of the first run
+        (Finetune, "run", 1),
+        (module, "write_report", 2),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(place, name, dies(getattr(place, name), calls=calls))
+            with pytest.raises(Killed):
+                run(make_config(data), workdir)
+        written = workdir / "results.json"
+        assert not written.exists() or written.read_bytes() != expected
+    run(make_config(data), workdir)
+    assert (workdir / "results.json").read_bytes() == expected
+    before = (workdir / "results.json").stat().st_mtime_ns
+    assert run(make_config(data), workdir)["entries"]
+    assert (workdir / "results.json").stat().st_mtime_ns >= before
+
+
+def test_the_report_is_one_file_and_escapes_what_it_is_told(finished):
+    workdir, _ = finished
+    page = (workdir / "report.html").read_text()
+    assert "<script" not in page
+    assert "&lt;script&gt;alert(1)" in page
+    assert "bert_jax &lt;compare&gt;" in page
+    sources = re.findall(r"""(?:src|href)\s*=\s*["']?([^"'\s>]{1,30})""", page)
+    assert sources
+    assert all(source.startswith("data:image/png;base64,") for source in sources)
+    for trace in ("http:", "https:", "url(", "@import", "<link", "<iframe"):
+        assert trace not in page
+    assert (workdir / "curves.png").read_bytes().startswith(b"\x89PNG")
+    table = (workdir / "table.md").read_text()
+    assert "<script" not in table
+    for entry in ("causal", "none"):
+        assert f"| {entry} |" in table
+    assert "95 % intervals" in table
+
+
+def test_another_comparison_is_refused(finished, data):
+    workdir, _ = finished
+    with pytest.raises(InputError, match=r"belongs to another comparison.*\nflops: "):
+        run(make_config(data, flops="5e7"), workdir)
+
+
+def refused(data, tmp_path, **changes):
+    with pytest.raises(InputError) as caught:
+        run(make_config(data, **changes), tmp_path / "new")
+    return str(caught.value)
+
+
+def test_a_budget_of_a_few_steps_is_refused(data, tmp_path):
+    said = refused(data, tmp_path, flops="1e6")
+    assert re.search(r"config.flops=1e\+06 is too little.*one step takes", said)
+
+
+def test_what_is_not_there_is_said_before_anything_is_made(data, tmp_path):
+    said = refused(data / "nowhere", tmp_path)
+    assert "nowhere is no folder" in said
+    said = refused(data, tmp_path, text="('absent.txt',)")
+    assert "absent.txt: no such file" in said
+    assert not (tmp_path / "new").exists()
+    said = refused(data, tmp_path, tasks="('sst2', 'rte')")
+    assert "has no glue_rte/train.tsv" in said
+
+
+def test_entries_that_do_not_compare_are_refused(data):
+    config = make_config(data)
+    config.entries = (
+        dict(name="a", preset="bert-tiny", changes={"arch.vocab_size": 50}),
+        dict(name="A!", preset="bert-tiny", changes={"steps": 7}),
+    )
+    with pytest.raises(InputError) as caught:
+        resolve_comparison(config)
+    said = str(caught.value)
+    assert "entry 'a' sets arch.vocab_size: the corpus, its vocabulary" in said
+    assert "entry 'A!' sets steps" in said
+    assert "entry 'a': its name is not its own" in said
+    config.entries = (dict(name="a", preset="bert-tiny", changed={}),)
+    with pytest.raises(InputError, match=r"'entries\[0\].changed'. Did you mean"):
+        resolve_comparison(config)
+
+
+def test_an_unknown_preset_or_field_of_an_entry(data, tmp_path):
+    config = make_config(data)
+    config.entries = (dict(name="a", preset="bert-tiny", changes={"optim.lrr": 1}),)
+    with pytest.raises(InputError, match=r"entry 'a': unknown config field 'optim.lrr"):
+        run(config, tmp_path / "new")
+    config.entries = (dict(name="a", preset="brt-tiny"),)
+    with pytest.raises(InputError, match=r"unknown preset 'brt-tiny'"):
+        run(config, tmp_path / "new")
+
+
+def test_the_config_of_the_real_one(monkeypatch, data):
+    """All objectives at the same size, and the baseline."""
+    from bert_jax.compare import entry_run
+    from bert_jax.config import load_config
+
+    monkeypatch.setenv("BERT_JAX_DATA", str(data))
+    comparison = resolve_comparison(load_config("compare"))
+    runs = [entry_run(comparison, entry, "-") for entry in comparison.entries]
+    assert {run.objective["name"] for run in runs} == {
+        "masked_lm",
+        "replaced_token",
+        "permuted_lm",
+        "causal_lm",
+    }
+    same = ("layers", "width", "heads", "inner", "embed_width", "share", "lm_head")
+    same += ("activation", "embed_norm", "pooler", "init_std", "dropout")
+    assert len({tuple(getattr(run.arch, n) for n in same) for run in runs}) == 1
+    assert {run.optim for run in runs} == {runs[0].optim}
+    assert {(run.length, run.batch) for run in runs} == {(64, 32)}
