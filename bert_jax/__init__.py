@@ -3,6 +3,7 @@
 import bert_jax
 model = bert_jax.load("runs/demo")        # a workdir or a Hugging Face directory
 out = model(ids)                          # dict: hidden, pooled, logits, ...
+new = model.generate("Once upon a time")  # of a member that writes: dicts with `text`
 """
 
 import importlib

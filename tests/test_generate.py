@@ -15,6 +15,7 @@ import transformers
 
 import bert_jax
 from bert_jax import generate as generation
+from bert_jax.checkpoint import Checkpoints
 from bert_jax.cli import main
 from bert_jax.convert.engine import to_theirs
 from bert_jax.convert.hf import export_model
@@ -39,6 +40,7 @@ from bert_jax.models.model import Model
 from bert_jax.models.tokens import plain
 from bert_jax.parity import OUTPUT, excess, their_model
 from bert_jax.presets import preset
+from tests import tiny
 from tests.models.made import (
     GPT2,
     LONGFORMER,
@@ -435,12 +437,23 @@ def test_another_text_is_written(unilm, capsys):
     assert capsys.readouterr().out == one["text"] + "\n"
 
 
-def test_a_run_writes_as_it_was_trained(gpt2):
-    """A BERT that was trained by causal_lm goes on; backwards, it cannot."""
-    model = bert_jax.load(gpt2)
-    bert = dataclasses.replace(model.preset, arch=model.arch.but(order="all"))
-    assert generation.form_of(dataclasses.replace(model, preset=bert)) == CAUSAL
-    backward = dataclasses.replace(bert, hyper={"direction": "backward"})
+def test_a_run_writes_as_it_was_trained(tiny_corpus, tmp_path, monkeypatch):
+    """A BERT that was trained by causal_lm goes on; backwards, it could not."""
+    settings = dict(objective__name="causal_lm", rows="stream", arch__vocab_size=100)
+    run = tiny.make_run(tiny_corpus, **settings)
+    corpus = {"content": "", "tokenizer": {"hash": ""}}
+    about = {"config": run.as_dict(), "heads": ["lm"], "corpus": corpus}
+    (tmp_path / "run.json").write_text(json.dumps(about))
+    tiny_corpus.tokenizer.save(tmp_path / "tokenizer")
+    params = drawn_params(run.arch, heads=("lm",))
+    monkeypatch.setattr(Checkpoints, "good_params", lambda *_: (6, params))
+    model = bert_jax.load(tmp_path)
+    assert (model.arch.order, model.preset.name) == ("all", "bert-tiny")
+    assert generation.form_of(model) == CAUSAL
+    (one,) = model.generate("the cat", length=4)
+    assert one["ids"]
+    assert not set(one["ids"]) & set(model.tokenizer.special_ids)
+    backward = dataclasses.replace(model.preset, hyper={"direction": "backward"})
     with pytest.raises(InputError, match="trained from right to left: it cannot go on"):
         dataclasses.replace(model, preset=backward).generate("the cat")
 
