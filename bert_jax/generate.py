@@ -28,9 +28,10 @@ from bert_jax.model_dir import LoadedModel
 from bert_jax.models.arch import Arch
 from bert_jax.models.model import Model
 from bert_jax.models.tokens import Memory, Tokens, after, counted, plain
+from bert_jax.objectives import unilm
 from bert_jax.presets import PRESETS, Preset
 
-SOURCE, TARGET = 4, 5  # UniLM's types of the text it reads and of the one it writes
+SEQ2SEQ = unilm.TYPES[unilm.FORMS.index("seq2seq")]  # of a text, of the one written
 NOTHING = -1  # stands behind the end of a text that is shorter than others
 
 
@@ -303,7 +304,7 @@ def order_of(member: Preset) -> str | None:
     """How a member writes, whatever it was trained by here, or None."""
     if member.arch.order == "causal" or member.objective == "causal_lm":
         return "causal"
-    return "prefix" if member.arch.types > TARGET else None
+    return "prefix" if member.arch.types > max(SEQ2SEQ) else None
 
 
 def form_of(model: LoadedModel) -> Form:
@@ -327,7 +328,7 @@ def form_of(model: LoadedModel) -> Form:
     missing = [name for name, found in needed.items() if found is None]
     if missing:
         raise InputError(f"the tokenizer of {path} has no {' and no '.join(missing)}")
-    return Form("prefix", (SOURCE, TARGET), (tokenizer.mask_id,))
+    return Form("prefix", SEQ2SEQ, (tokenizer.mask_id,))
 
 
 def check_settings(

@@ -37,7 +37,8 @@ from bert_jax.generate import (
 )
 from bert_jax.models.arch import Arch
 from bert_jax.models.model import Model
-from bert_jax.models.tokens import plain
+from bert_jax.models.tokens import after, plain, visible
+from bert_jax.objectives.unilm import FORMS, in_form
 from bert_jax.parity import OUTPUT, excess, their_model
 from bert_jax.presets import preset
 from tests import tiny
@@ -153,6 +154,22 @@ def test_reading_on_is_reading_from_the_start(kind: str):
     # Every slot is filled now, but those of the shorter rows.
     filled = np.asarray(memory.tokens.group).sum(1)
     np.testing.assert_array_equal(filled, prefix + T - 1)
+
+
+def test_unilm_is_asked_as_it_was_trained():
+    """Types, and who sees whom, are those of a row of the objective's seq2seq form."""
+    types = jnp.array([[0, 0, 0, 0, 1, 1, 1]])  # [CLS] a b [SEP] c d e
+    places = jnp.arange(7)[None]
+    row = in_form(jnp.array([FORMS.index("seq2seq")]), types, places)
+    trained = plain(types, types=row["types"]).replace(rank=row["rank"])
+    form, prefix = Form("prefix", generation.SEQ2SEQ), jnp.array([4])
+    given = form.given([[2, 8, 9, 3]], length=4)
+    written = form.written(np.array([[5, 6, 7]]), start=prefix, prefix=prefix)
+    tokens = jax.tree.map(after, given, written)
+    for name in ("types", "positions", "group"):
+        np.testing.assert_array_equal(getattr(tokens, name), getattr(trained, name))
+    np.testing.assert_array_equal(visible(tokens, tokens), visible(trained, trained))
+    assert PREFIX.types == generation.SEQ2SEQ
 
 
 def test_a_memory_with_too_few_slots_forgets_the_oldest():
