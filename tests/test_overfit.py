@@ -1,6 +1,6 @@
 """Every kind of member learns one batch by heart, through the one loop.
 
-With the objectives that there are: UniLM learns as a masked LM, SpanBERT also from the
+UniLM learns in three of its forms, as full rows have no part B, SpanBERT also from the
 borders of its spans, XLNet and Transformer-XL without a memory, for which rows must go
 on, and ELECTRA, which knows the rows by heart, finds what was replaced in them (the
 share of all tokens that are as they were says nothing).

@@ -179,10 +179,10 @@ def replace_by_similar(
     pieces, too. Any piece may come, but never [MASK].
     """
     S, index = ids.shape[0], jnp.arange(ids.shape[0])
-    new_word = words[1:] != words[:-1]
-    first = jax.lax.cummax(jnp.where(jnp.pad(new_word, (1, 0)), index, 0))
-    ends = jnp.where(jnp.pad(new_word, (0, 1), constant_values=True), index, S - 1)
-    size = jax.lax.cummin(ends, reverse=True) - first + 1
+    begins, ends = edges_of_words(words)
+    first = jax.lax.cummax(jnp.where(begins, index, 0))
+    last = jax.lax.cummin(jnp.where(ends, index, S - 1), reverse=True)
+    size = last - first + 1
 
     draw_key, which_key, piece_key = jax.random.split(key, 3)
     draw = jax.random.uniform(draw_key, (S,))[first]

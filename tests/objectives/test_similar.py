@@ -150,7 +150,7 @@ def test_against_a_slow_oracle():
 def test_invariants():
     """The length is kept, targets are what was there, [MASK] is not in the input, what
     was not chosen is as it was, words are whole, and the budget is not passed."""
-    batch = batch_of(1200)
+    batch = batch_of(1600)
     of = objective()
     out = drawn(of, batch)
     chosen = chosen_in(out)
@@ -163,7 +163,7 @@ def test_invariants():
     budget = corrupt.budget(S, 0.15)[batch["group"].sum(1)]
     assert (chosen.sum(1) <= budget).all()
     assert chosen.sum() > 0.9 * budget.sum()
-    for n in range(1200):
+    for n in range(1600):
         for word in set(batch["words"][n][chosen[n]]):
             assert chosen[n][batch["words"][n] == word].all()
     same = drawn(of, batch)
@@ -184,7 +184,7 @@ def test_never_a_blank_even_if_all_is_random():
 def test_rates_by_word():
     """80 % similar, 10 % random, 10 % kept, of words that have similar ones; each of
     these is as probable; the others become random pieces."""
-    batch = batch_of(1200)
+    batch = batch_of(1600)
     out = drawn(objective(), batch)
     chosen = chosen_in(out)
     kept = similar = other = 0
