@@ -2,12 +2,15 @@
 
 import math
 from functools import cache
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bert_jax.data.labelled import read_labelled
+from bert_jax.data.tokenizers import SPECIALS, WordPiece
 from bert_jax.errors import InputError
 from bert_jax.models.arch import Arch
 from bert_jax.models.heads import OUTPUTS
@@ -21,7 +24,8 @@ from bert_jax.objectives.masked_lm import MaskedLM
 from bert_jax.objectives.sentence_distance import SentenceDistance
 from bert_jax.objectives.sentence_reordering import SentenceReordering
 from bert_jax.objectives.token_document import TokenDocument
-from bert_jax.step import Net, row_keys
+from bert_jax.optim import Optim, make_optimizer
+from bert_jax.step import Net, TrainState, make_train_step, row_keys
 from tests.models.made import quick_jit
 from tests.objectives.made import MASK, SPECIAL, FixedNet, packed, random_texts
 from tests.reference import assert_devices_do_not_talk, fresh_params
@@ -203,3 +207,50 @@ def test_labels_that_the_head_has_not():
     )
     with pytest.raises(InputError, match="4 labels, l0, l1, l2, l3; its head has 3$"):
         TASKS[5].check_labels(names[:4], ARCH)
+
+
+def write_relations(path: Path, count: int) -> tuple[Path, Path]:
+    """label, A, B: what B begins with tells the label; and the same with the labels of
+    other lines."""
+    rng = np.random.default_rng(0)
+    joins = {"because": "cause", "but": "contrast", "then": "time"}
+    words = [f"w{n}" for n in range(20)]
+    lines = []
+    for join in rng.choice(list(joins), count):
+        a, b = (" ".join(rng.choice(words, 4)) for _ in range(2))
+        lines.append([joins[join], f"{a}\t{join} {b}"])
+    labels = rng.permutation([label for label, _ in lines])
+    other = [[label, text] for label, (_, text) in zip(labels, lines, strict=True)]
+    for name, rows in (("planted", lines), ("shuffled", other)):
+        text = "".join("\t".join(row) + "\n" for row in rows)
+        (path / f"{name}.tsv").write_text(text)
+    return path / "planted.tsv", path / "shuffled.tsv"
+
+
+def test_labelled_files_are_learned(tmp_path):
+    """One pass over label<TAB>a<TAB>b as data/labelled.py reads it: what is planted is
+    learned, shuffled labels are not."""
+    steps, rows = 120, 32
+    vocab = [*SPECIALS, "because", "but", "then", *(f"w{n}" for n in range(20))]
+    tokenizer = WordPiece(vocab)
+    sizes = dict(width=32, inner=64, vocab_size=len(vocab))
+    arch = ARCH.but(dropout=0.0, attention_dropout=0.0, **sizes)
+    task = DiscourseRelation(task=5)
+    params = fresh_params(arch, heads=task.heads)
+    optim = Optim(name="adamw", lr=3e-3, warmup=10, decay=0.0, schedule="constant")
+    optimizer = make_optimizer(optim, steps, params)
+    step = quick_jit(make_train_step(Model(arch), task, optimizer))
+    last = []
+    for path in write_relations(tmp_path, steps * rows):
+        data = read_labelled(path, tokenizer=tokenizer, length=14)
+        assert data.labels == ("cause", "contrast", "time")
+        task.check_labels(data.labels, arch)
+        state = TrainState(jnp.int32(0), params, optimizer.init(params), jnp.uint32(0))
+        means = []
+        for number in range(steps):
+            batch = data.batch(number, size=rows, seed=0)
+            state, found = step(state, batch)
+            means.append(found["discourse_relation_accuracy"])
+        last.append(float(sum(means[-20:-1], start=means[-1]).value))
+    assert last[0] > 0.95
+    assert last[1] < 1 / 3 + 0.1
