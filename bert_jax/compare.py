@@ -221,7 +221,6 @@ def compare(
                 return None
             bench.evaluate(tasks, progress=progress)
             gather(comparison, plans, workdir, command)  # what there is so far
-            jax.clear_caches()
         return gather(comparison, plans, workdir, command)
 
 

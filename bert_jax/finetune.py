@@ -1,6 +1,7 @@
 """Short finetuning on a labelled task: the one step with another objective."""
 
 import dataclasses
+from functools import lru_cache
 
 import jax
 import jax.numpy as jnp
@@ -11,8 +12,10 @@ from bert_jax.data.labelled import Labelled
 from bert_jax.data.tasks import Task
 from bert_jax.errors import InputError
 from bert_jax.evaluators.scores import score
-from bert_jax.models.model import Model, init_params
+from bert_jax.models.model import Model, init_params, param_shapes
 from bert_jax.objectives import OBJECTIVES
+from bert_jax.objectives.classify import Classify
+from bert_jax.objectives.tag import Tag
 from bert_jax.optim import Optim, make_optimizer
 from bert_jax.step import Net, TrainState, make_train_step
 
@@ -55,15 +58,13 @@ class Finetune:
         fresh = init_params(model, jax.random.key(seed), heads=objective.heads)
         # Where a part was pretrained it is taken over; the head of the task is new.
         params = {name: params.get(name, part) for name, part in fresh.items()}
-        optim = Optim(name="adamw", schedule="linear", lr=self.lr, warmup=self.warmup)
-        optimizer = make_optimizer(optim, self.steps, params)
+        optimizer, step, predict = functions(self, model, objective)
         state = TrainState(
             step=jnp.zeros([], jnp.int32),
             params=jax.tree.map(jnp.array, params),  # copies: the step takes them
             opt_state=optimizer.init(params),
             seed=jnp.uint32(seed),
         )
-        step = jax.jit(make_train_step(model, objective, optimizer), donate_argnums=0)
         losses = []
         bar = tqdm(range(self.steps), desc=progress, leave=False, disable=not progress)
         for number in bar:
@@ -76,7 +77,11 @@ class Finetune:
                 f"finetuning on {task.name} diverged: a lower finetune.lr than "
                 f"{self.lr} may help"
             )
-        said = predictions(model, state.params, objective, dev, size=2 * self.batch)
+        said = []
+        for batch in dev.in_order(2 * self.batch):
+            there = batch["tags" if "tags" in batch else "label"] >= 0
+            said.append(np.asarray(predict(state.params, batch))[there])
+        said = np.concatenate(said)
         if task.objective == "tag":
             scores = score(task.metric, *dev.named_tags(said))
         else:
@@ -84,17 +89,15 @@ class Finetune:
         return {**scores, "losses": losses}
 
 
-def predictions(
-    model: Model, params: dict, objective, data: Labelled, *, size: int
-) -> np.ndarray:
-    """The most probable label of each example, or of each word that has a tag."""
-
-    @jax.jit
-    def predict(params, batch):
-        return objective.logits(Net(model, params), batch).argmax(-1)
-
-    found = []
-    for batch in data.in_order(size):
-        there = batch["tags" if "tags" in batch else "label"] >= 0
-        found.append(np.asarray(predict(params, batch))[there])
-    return np.concatenate(found)
+@lru_cache
+def functions(recipe: Finetune, model: Model, objective: Classify | Tag):
+    """The optimizer, the step, and the most probable labels: compiled once for all
+    seeds and for all models of one shape."""
+    shapes = param_shapes(model.arch, heads=objective.heads)
+    optim = Optim(name="adamw", schedule="linear", lr=recipe.lr, warmup=recipe.warmup)
+    optimizer = make_optimizer(optim, recipe.steps, shapes)
+    step = jax.jit(make_train_step(model, objective, optimizer), donate_argnums=0)
+    predict = jax.jit(
+        lambda params, batch: objective.logits(Net(model, params), batch).argmax(-1)
+    )
+    return optimizer, step, predict
