@@ -62,11 +62,17 @@ class Stream:
         return batch
 
     def follows(self, row: int, sample: int, back: bool) -> bool:
-        """Whether the row is the next one after that of an earlier sample."""
+        """Whether the row goes on where that of an earlier sample ends: it is the next
+        one and, where attention is blocked across documents, of the same document."""
         if sample < 0:
             return False
         read, place = self.order(sample, back=back)
-        return row - int(self.order.rows_of(read)[place]) == (-1 if back else 1)
+        before = int(self.order.rows_of(read)[place])
+        if row - before != (-1 if back else 1):
+            return False
+        plan = self.rows.plan
+        ended = plan.labels[plan.rows[max(row, before)] - 1] == 1
+        return self.rows.across == "attend" or not ended
 
     def start(self, read: Read) -> None:
         if read not in self.under_way:

@@ -44,12 +44,14 @@ class Attention(Part):
         noise: Noise | None,
         *,
         memory: Memory | None = None,
+        answers: dict | None = None,
         biases=None,
         types=None,
     ) -> tuple[jax.Array, dict]:
         """x [B, Q, D] asks, source [B, S, D] answers, and so does what the memory has
-        keys and values of. `biases` and `types` are the layer's parameters for relative
-        positions and types. With what can be captured."""
+        keys and values of: both are in `answers` once another stream has asked.
+        `biases` and `types` are the layer's parameters for relative positions and
+        types. With what can be captured."""
         arch, H, K = self.arch, self.arch.heads, self.arch.head_size
         linear = partial(
             dense, H * K, arch, self.dtype, bias=arch.attention_bias == "all"
@@ -59,8 +61,11 @@ class Attention(Part):
             return linear(name)(states).reshape(*states.shape[:-1], H, K)
 
         q = project("q", x)
-        k = after(memory and memory.k, project("k", source))
-        v = after(memory and memory.v, project("v", source))
+        if answers is None:
+            k = after(memory and memory.k, project("k", source))
+            v = after(memory and memory.v, project("v", source))
+        else:
+            k, v = answers["k"], answers["v"]
         options = dict(
             rate=arch.attention_dropout, noise=noise and noise.at(PROBABILITIES)
         )
@@ -152,9 +157,9 @@ class Block(Part):
             there = noise and noise.at(place)
             return dropout(x, rate=arch.dropout, noise=there)
 
-        def layer(x, source, view, noise):
+        def layer(x, source, view, noise, answers=None):
             y = attention_norm(x) if before else x
-            mixed, inside = attention(y, source, view, noise, **extra)
+            mixed, inside = attention(y, source, view, noise, answers=answers, **extra)
             x = x + drop(mixed, noise, ATTENTION)
             x = x if before else attention_norm(x)
             y = ffn(ffn_norm(x) if before else x)
@@ -168,5 +173,5 @@ class Block(Part):
         if query is None:
             return (x, None), inside
         there = noise and noise.at(QUERY)
-        g, _ = layer(query[0], source, query[1], there)
+        g, _ = layer(query[0], source, query[1], there, inside)
         return (x, g), inside | {"query": g}

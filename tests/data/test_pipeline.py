@@ -353,6 +353,27 @@ def test_rows_of_a_stream_say_whether_they_go_on(hosts, corpus):
             assert breaks == part * (3 if not start else 2)
 
 
+def test_a_row_does_not_go_on_across_documents_that_are_apart(corpus):
+    """across=block: where a document ends with its row, forwards and backwards."""
+    rows = Rows(corpus, "stream", LENGTH, across="block")
+    options = dict(size=2, start=0, stop=len(rows), part=slice(2), direction="both")
+    ended = {
+        row
+        for row in range(len(rows))
+        if rows.plan.labels[rows.plan.rows[row + 1] - 1] == 1
+    }
+    assert ended & set(range(len(rows) - 1)), "no document ends with its row"
+    before = [-9, -9]
+    for batch in train_batches(rows, **options):
+        forward, back = batch["row_id"].tolist()
+        expected = [
+            forward == before[0] + 1 and before[0] not in ended,
+            back == before[1] - 1 and back not in ended,
+        ]
+        assert batch["continues"].tolist() == expected
+        before = [forward, back]
+
+
 @pytest.mark.parametrize("across", ["attend", "block"])
 def test_backwards_is_a_mirror(across, tmp_path, tokenizer, corpus):
     """Of ids, groups and words; positions count up from 0 in every group."""

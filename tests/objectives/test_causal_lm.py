@@ -165,7 +165,8 @@ def test_no_prediction_sees_what_comes_after():
             ..., :16
         ]
 
-    jacobian = jax.jacobian(lambda v: scores(v).sum(-1))(vectors)  # [B,S,B,S,D]
+    jacobian = quick_jit(jax.jacobian(lambda v: scores(v).sum(-1)))(vectors)
+    assert jacobian.shape == (2, 6, 2, 6, 16)
     influence = np.abs(jacobian).sum(-1)
     for row in range(2):
         for i in range(6):

@@ -1,25 +1,22 @@
 """Memory through the objectives: a long text in steps is the long text at once."""
 
-from types import SimpleNamespace
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
-from bert_jax.errors import InputError
 from bert_jax.models.model import Model
-from bert_jax.objective import make_objective
 from bert_jax.objectives.causal_lm import CausalLM
 from bert_jax.objectives.permuted_lm import PermutedLM
 from bert_jax.parity import OUTPUT, excess
 from bert_jax.presets import preset
 from bert_jax.step import Net, TrainState, make_train_step
 from tests.models.made import TINY, TRANSFORMER_XL, XLNET, drawn_params, quick_jit
+from tests.reference import shardings
 
 ARCH = TINY.but(**TRANSFORMER_XL, lm_head="bias")
-B, S, STEPS = 4, 8, 3
+B, S, STEPS = 8, 8, 3
 SPECIAL = (0, 1, 2, 3, 4)
 
 
@@ -98,7 +95,7 @@ def test_a_long_text_in_steps_is_the_text_at_once(params):
 def test_rows_that_begin_a_text_see_nothing_of_the_one_before(params):
     """In the second step two rows go on; in the third the others do, and remember the
     second step alone."""
-    whole, go_on = text(), np.array([1, 0, 1, 0], np.int32)
+    whole, go_on = text(), np.arange(1, B + 1, dtype=np.int32) % 2
     pieces = [piece(whole, 0), piece(whole, 1, continues=go_on)]
     pieces.append(piece(whole, 2, continues=1 - go_on))
     _, second, third = in_steps(params, pieces)
@@ -116,18 +113,20 @@ def test_rows_that_begin_a_text_see_nothing_of_the_one_before(params):
 
 def test_documents_that_do_not_see_each_other(params):
     """across=block: of the memory a row sees the document that goes on into it; one
-    that begins and ends inside a row is never remembered."""
+    that begins and ends inside a row is never remembered. Documents are counted anew in
+    every row, and downwards in the second step, as in a row that runs backwards."""
     documents = [[1] * 11 + [2] * 5 + [2] * 2 + [3] * 6, [1] * 4 + [2] * 20]
-    group = np.repeat(documents, 2, axis=0)
+    group = np.repeat(documents, B // 2, axis=0)
     whole = text(group)
     places = [[row[:i].count(row[i]) for i in range(24)] for row in documents]
-    whole["positions"] = np.repeat(places, 2, axis=0).astype(np.int32)
+    whole["positions"] = np.repeat(places, B // 2, axis=0).astype(np.int32)
     expected = np.asarray(read_at_once(params, whole))
     pieces = []
     for n in range(STEPS):
         part = piece(whole, n)
-        own = part["group"] - part["group"][:, :1] + 1  # counted anew in every row
-        begins = np.diff(own, axis=1, prepend=0) > 0
+        begins = np.diff(part["group"], axis=1, prepend=0) > 0
+        own = part["group"] - part["group"][:, :1] + 1
+        own = own[:, -1:] + 1 - own if n == 1 else own
         start = np.maximum.accumulate(np.where(begins, np.arange(S), 0), axis=1)
         part |= {"group": own, "positions": (np.arange(S) - start).astype(np.int32)}
         pieces.append(part)
@@ -171,7 +170,8 @@ def test_what_is_carried(params):
 @pytest.mark.parametrize("name", ["causal_lm", "permuted_lm"])
 def test_parts_of_a_batch_add_up_to_the_whole(name: str):
     """Two steps of gradient descent with dropout on, the second on rows of other
-    lengths, which read what the first carried."""
+    lengths, which read what the first carried. The parts are on four devices, and what
+    is carried stays where its rows are."""
     arch = ARCH if name == "causal_lm" else TINY.but(**XLNET)
     arch = arch.but(layers=1, dropout=0.2, attention_dropout=0.1)
     of = CausalLM(memory=5)
@@ -179,17 +179,25 @@ def test_parts_of_a_batch_add_up_to_the_whole(name: str):
         of = PermutedLM(SPECIAL, partial=3, memory=5)
     model, optimizer = Model(arch), optax.sgd(1.0)
     whole = text()
-    batches = [piece(whole, n, continues=[1, 1, 0, 1]) for n in range(2)]
-    sizes = np.array([[8], [3], [8], [6]])
+    batches = [piece(whole, n, continues=[1, 1, 0, 1] * 2) for n in range(2)]
+    sizes = np.array([8, 3, 8, 6, 8, 0, 1, 8])[:, None]
     batches[1]["group"] = (np.arange(S) < sizes) * batches[1]["group"]
     params = drawn_params(arch, heads=("lm",))
+    everywhere, split = shardings(jax.devices()[:4])
     found = []
     for accumulate in (1, 2):
         one = jnp.int32(0), params, optimizer.init(params), jnp.uint32(5)
         state = TrainState(*one, of.first_carry(model, B))
         step = quick_jit(make_train_step(model, of, optimizer, accumulate=accumulate))
+        if accumulate == 2:
+            carry = jax.device_put(state.carry, split)
+            state = jax.device_put(state.replace(carry=None), everywhere)
+            state = state.replace(carry=carry)
         for batch in batches:
+            batch = jax.device_put(batch, split) if accumulate == 2 else batch
             state, means = step(state, batch)
+        spread = {len(leaf.sharding.device_set) for leaf in state.carry.values()}
+        assert spread == {1 if accumulate == 1 else 4}
         found.append(jax.device_get((state, means)))
     (whole, means), (parts, sums) = found
     its = float(sums["loss"].value)
@@ -199,7 +207,7 @@ def test_parts_of_a_batch_add_up_to_the_whole(name: str):
         (whole.params, whole.carry),
         (parts.params, parts.carry),
     )
-    assert whole.carry["group"].sum(1).tolist() == [5, 0, 5, 0]
+    assert whole.carry["group"].sum(1).tolist() == [5, 0, 5, 0, 5, 0, 0, 5]
 
 
 def test_a_step_that_is_skipped_keeps_the_memory():
@@ -227,16 +235,6 @@ def test_what_memory_needs():
         assert of.problems(TINY.but(**XLNET), "stream") == []
         assert of.columns == ("continues",)
     assert CausalLM().problems(TINY, "full") == []
-    with pytest.raises(InputError, match="memory=7 needs config.rows=stream.*not doc"):
-        make_objective(
-            {"name": "causal_lm", "memory": 7},
-            preset=preset("transfo-xl-wt103"),
-            arch=ARCH,
-            rows="doc",
-            tokenizer=SimpleNamespace(
-                size=50, mask_id=4, special_ids=SPECIAL, kind="words"
-            ),
-        )
 
 
 def test_members_remember_as_much_as_their_releases_train_with():
