@@ -93,8 +93,9 @@ class Run:
                 f"config.batch={self.batch} does not divide into "
                 f"config.accumulate={self.accumulate} parts"
             )
-        if self.rows not in KINDS:
-            problems.append(unknown("config.rows", self.rows, KINDS))
+        kinds = (*KINDS, "labelled")  # data is a file of labelled pairs
+        if self.rows not in kinds:
+            problems.append(unknown("config.rows", self.rows, kinds))
         if self.across not in ACROSS:
             problems.append(unknown("config.across", self.across, ACROSS))
         if self.optim.warmup > self.steps:

@@ -9,40 +9,29 @@ was killed ends with the same parameters, bit for bit, as one that was not.
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
-from functools import cached_property
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from bert_jax import metrics
 from bert_jax.checkpoint import Checkpoints
 from bert_jax.config import Run
-from bert_jax.continual import train_own_heads
-from bert_jax.course import Course, Leg, course_of
+from bert_jax.course import course_of
 from bert_jax.data.corpus import (
     Corpus,
-    check_same_tokenizer,
-    check_same_words,
     open_corpus,
 )
-from bert_jax.data.pipeline import checksum, train_batches
-from bert_jax.data.rows import Batch, Rows
+from bert_jax.data.pipeline import checksum
 from bert_jax.errors import InputError
-from bert_jax.evaluators.held_out import HeldOut
-from bert_jax.flops import step_flops
 from bert_jax.host_memory import keep_freed_memory
 from bert_jax.interrupt import Interrupt
+from bert_jax.lane import make_lane
 from bert_jax.model_dir import LoadedModel, load
 from bert_jax.models.model import Model, count_params, init_params
-from bert_jax.objective import make_objective
-from bert_jax.objectives.base import Objective
-from bert_jax.optim import make_optimizer, reset_moments
 from bert_jax.presets import preset
-from bert_jax.sharding import by_rows, make_mesh, own_rows, place, replicated
-from bert_jax.step import TrainState, make_train_step
+from bert_jax.sharding import make_mesh, place, replicated
+from bert_jax.step import TrainState
 from bert_jax.warm_start import warm_start
 from bert_jax.whole import locked
 from bert_jax.workdir import claim_workdir, last_scores, scored_steps
@@ -152,7 +141,7 @@ def train_alone(
             stage = course.legs[course.leg_of[step - 1]].stage
             scores = {}
             for lane in lanes:
-                if lane.leg.stage == stage:
+                if lane.leg.stage == stage and lane.evaluator:
                     scores |= dict(lane.evaluator.run(state.params))
             writers.write(step, scores, kind="eval")
             writers.say(f"step {step}: " + summary(scores))
@@ -193,132 +182,6 @@ def train_alone(
     if not finished:
         say(f"stopped at step {step} and saved; the same command goes on from there")
     return {"finished": finished, **last_scores(workdir)}
-
-
-@dataclasses.dataclass(eq=False)
-class Lane:
-    """What the steps of one leg of the course need."""
-
-    leg: Leg
-    objective: Objective
-    rows: Rows
-    held_out: Rows | None
-    mesh: jax.sharding.Mesh
-    part: slice  # of a batch, that this process feeds
-
-    def build(self, model: Model, rate: optax.Schedule, params) -> None:
-        """The optimizer and the step; it is compiled when it is first used."""
-        run, self.model = self.leg.run, model
-        self.optimizer = make_optimizer(run.optim, rate, params)
-        step = make_train_step(
-            model,
-            self.objective,
-            self.optimizer,
-            accumulate=run.accumulate,
-            copies=run.copies,
-            nonfinite=run.nonfinite,
-        )
-        step = train_own_heads(step, self.objective.heads)
-        self.step = jax.jit(step, donate_argnums=0)
-        self.batches: Iterator[Batch] | None = None
-
-    @cached_property
-    def flops(self) -> float:
-        """Of one step."""
-        sizes = dict(batch=self.leg.run.batch, length=self.leg.run.length)
-        return step_flops(self.model, self.objective, **sizes)
-
-    @cached_property
-    def evaluator(self) -> HeldOut:
-        run = self.leg.run
-        return HeldOut(
-            self.held_out,
-            model=self.model,
-            objective=self.objective,
-            mesh=self.mesh,
-            batch=run.batch,
-            count=run.eval.rows or None,
-        )
-
-    def first_carry(self):
-        carry = self.objective.first_carry(self.model, self.leg.run.batch)
-        return jax.device_put(carry, by_rows(self.mesh))
-
-    def enter(self, state: TrainState, moments: str) -> TrainState:
-        """The state in which a later stage begins."""
-        params, opt_state = self.objective.begin(state.params), state.opt_state
-        if moments == "reset":
-            opt_state = reset_moments(opt_state, self.optimizer.init(params))
-        carry = self.first_carry()
-        return state.replace(params=params, opt_state=opt_state, carry=carry)
-
-    def next_batch(self, course: Course, step: int) -> Batch:
-        run = self.leg.run
-        if self.batches is None:
-            mine = course.leg_of == course.legs.index(self.leg)
-            self.batches = train_batches(
-                self.rows,
-                size=run.batch,
-                start=int(course.batch_of[step]),
-                stop=int(course.batch_of[mine].max()) + 1,
-                part=self.part,
-                alpha=run.alpha,
-                direction=run.direction,
-            )
-        return next(self.batches)
-
-    def describe(self, course: Course) -> str:
-        run, plan = self.leg.run, self.rows.plan
-        task = f"{self.leg.task}: " if self.leg.task else ""
-        steps = (course.leg_of == course.legs.index(self.leg)).sum()
-        return (
-            f"{task}{steps} steps of {self.objective.name}, "
-            f"{self.rows.corpus.about['pieces']:,} pieces in {len(self.rows):,} "
-            f"{run.rows} rows of {run.length} ({plan.covered:.1%} of the pieces, "
-            f"{plan.real:.1%} real tokens), {plan.about['cut']} sentences longer than "
-            "a row were cut"
-        )
-
-
-def make_lane(
-    leg: Leg, corpus: Corpus, held_out: Corpus | None, mesh, say: Callable
-) -> Lane:
-    """Checks a leg against its data; nothing is compiled yet."""
-    run, digest = leg.run, corpus.tokenizer.hash
-    if run.data != str(corpus.path):
-        other = open_corpus(run.data)
-        check_same_tokenizer(other, digest, f"the training data {corpus.path}")
-        corpus = other
-    objective = make_objective(
-        run.objective,
-        preset=preset(run.preset),
-        arch=run.arch,
-        rows=run.rows,
-        tokenizer=corpus.tokenizer,
-        corpus=corpus,
-        say=say,
-    )
-    rows = Rows(corpus, run.rows, run.length, run.across, run.seed)
-    lacking = sorted(set(objective.columns) - set(rows.empty(1)))
-    if lacking:
-        raise InputError(
-            f"{objective.name} needs {', '.join(lacking)}: {run.data} has no such "
-            "column; see `bert_jax prepare --words`"
-        )
-    scored = None
-    if held_out is not None:
-        check_same_tokenizer(held_out, digest, f"the training data {run.data}")
-        if "word_id" in objective.columns:
-            what = f"the training data {run.data}"
-            check_same_words(held_out, objective.table, what)
-        scored = Rows(held_out, run.rows, run.length, run.across, seed=0)
-    part = own_rows(mesh, run.batch, field="batch")
-    if run.batch // run.accumulate % mesh.size:
-        raise InputError(
-            f"config.batch={run.batch} in config.accumulate={run.accumulate} parts "
-            f"does not divide over {mesh.size} devices"
-        )
-    return Lane(leg, objective, rows, scored, mesh, part)
 
 
 def compute_dtype(name: str) -> jnp.dtype:

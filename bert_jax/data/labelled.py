@@ -71,7 +71,7 @@ class Labelled:
             order = np.random.default_rng((seed, int(epoch))).permutation(len(self))
             mine = places // len(self) == epoch
             rows[mine] = order[places[mine] % len(self)]
-        return self.take(rows, size)
+        return self.take(rows, size) | {"epoch": (places // len(self)).astype(np.int32)}
 
     def in_order(self, size: int) -> Iterator[Batch]:
         """All examples; rows that fill up the last batch have row_id -1."""

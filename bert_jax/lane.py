@@ -1,0 +1,182 @@
+"""What the steps of one leg of the course need: objective, rows, step, evaluator."""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from functools import cached_property
+
+import jax
+import optax
+
+from bert_jax.continual import train_own_heads
+from bert_jax.course import Course, Leg
+from bert_jax.data.corpus import (
+    Corpus,
+    check_same_tokenizer,
+    check_same_words,
+    open_corpus,
+)
+from bert_jax.data.labelled import Labelled, read_labelled
+from bert_jax.data.pipeline import train_batches
+from bert_jax.data.rows import Batch, Rows
+from bert_jax.errors import InputError
+from bert_jax.evaluators.held_out import HeldOut
+from bert_jax.flops import step_flops
+from bert_jax.models.heads import OUTPUTS
+from bert_jax.models.model import Model
+from bert_jax.objective import make_objective
+from bert_jax.objectives.base import Objective
+from bert_jax.optim import make_optimizer, reset_moments
+from bert_jax.presets import preset
+from bert_jax.sharding import by_rows, own_rows
+from bert_jax.step import TrainState, make_train_step
+
+
+@dataclasses.dataclass(eq=False)
+class Lane:
+    leg: Leg
+    objective: Objective
+    rows: Rows | Labelled
+    held_out: Rows | None
+    mesh: jax.sharding.Mesh
+    part: slice  # of a batch, that this process feeds
+
+    def build(self, model: Model, rate: optax.Schedule, params) -> None:
+        """The optimizer and the step; it is compiled when it is first used."""
+        run, self.model = self.leg.run, model
+        self.optimizer = make_optimizer(run.optim, rate, params)
+        step = make_train_step(
+            model,
+            self.objective,
+            self.optimizer,
+            accumulate=run.accumulate,
+            copies=run.copies,
+            nonfinite=run.nonfinite,
+        )
+        if self.leg.task:
+            step = train_own_heads(step, self.objective.heads)
+        self.step = jax.jit(step, donate_argnums=0)
+        self.batches: Iterator[Batch] | None = None
+
+    @cached_property
+    def flops(self) -> float:
+        """Of one step."""
+        sizes = dict(batch=self.leg.run.batch, length=self.leg.run.length)
+        return step_flops(self.model, self.objective, **sizes)
+
+    @cached_property
+    def evaluator(self) -> HeldOut | None:
+        if self.held_out is None:
+            return None
+        run = self.leg.run
+        return HeldOut(
+            self.held_out,
+            model=self.model,
+            objective=self.objective,
+            mesh=self.mesh,
+            batch=run.batch,
+            count=run.eval.rows or None,
+        )
+
+    def first_carry(self):
+        carry = self.objective.first_carry(self.model, self.leg.run.batch)
+        return jax.device_put(carry, by_rows(self.mesh))
+
+    def enter(self, state: TrainState, moments: str) -> TrainState:
+        """The state in which a later stage begins."""
+        params, opt_state = self.objective.begin(state.params), state.opt_state
+        if moments == "reset":
+            opt_state = reset_moments(opt_state, self.optimizer.init(params))
+        carry = self.first_carry()
+        return state.replace(params=params, opt_state=opt_state, carry=carry)
+
+    def next_batch(self, course: Course, step: int) -> Batch:
+        run, number = self.leg.run, int(course.batch_of[step])
+        if isinstance(self.rows, Labelled):
+            batch = self.rows.batch(number, size=run.batch, seed=run.seed)
+            return {name: column[self.part] for name, column in batch.items()}
+        if self.batches is None:
+            mine = course.leg_of == course.legs.index(self.leg)
+            self.batches = train_batches(
+                self.rows,
+                size=run.batch,
+                start=number,
+                stop=int(course.batch_of[mine].max()) + 1,
+                part=self.part,
+                alpha=run.alpha,
+                direction=run.direction,
+            )
+        return next(self.batches)
+
+    def describe(self, course: Course) -> str:
+        run = self.leg.run
+        task = f"{self.leg.task}: " if self.leg.task else ""
+        steps = (course.leg_of == course.legs.index(self.leg)).sum()
+        what = f"{task}{steps} steps of {self.objective.name}, "
+        if isinstance(self.rows, Labelled):
+            return what + f"{len(self.rows):,} labelled examples of {self.rows.path}"
+        plan = self.rows.plan
+        return what + (
+            f"{self.rows.corpus.about['pieces']:,} pieces in {len(self.rows):,} "
+            f"{run.rows} rows of {run.length} ({plan.covered:.1%} of the pieces, "
+            f"{plan.real:.1%} real tokens), {plan.about['cut']} sentences longer than "
+            "a row were cut"
+        )
+
+
+def make_lane(
+    leg: Leg, corpus: Corpus, held_out: Corpus | None, mesh, say: Callable
+) -> Lane:
+    """Checks a leg against its data; nothing is compiled yet."""
+    run, tokenizer = leg.run, corpus.tokenizer
+    what = f"the training data {corpus.path}"
+    labelled = run.rows == "labelled"
+    if not labelled and run.data != str(corpus.path):
+        corpus = open_corpus(run.data)
+        check_same_tokenizer(corpus, tokenizer.hash, what)
+    objective = make_objective(
+        run.objective,
+        preset=preset(run.preset),
+        arch=run.arch,
+        rows=run.rows,
+        tokenizer=tokenizer,
+        corpus=corpus,
+        say=say,
+    )
+    if labelled:
+        rows = read_labelled(run.data, tokenizer=tokenizer, length=run.length)
+        columns = {*rows.arrays}
+    else:
+        rows = Rows(corpus, run.rows, run.length, run.across, run.seed)
+        columns = {*rows.empty(1)}
+    lacking = sorted({*objective.columns} - columns)
+    if lacking:
+        raise InputError(
+            f"{objective.name} needs {', '.join(lacking)}: {run.data} has no such "
+            "column; see `bert_jax prepare --words`"
+        )
+    if labelled:
+        check_labels(rows, objective, run.arch.labels)
+    scored = None
+    if held_out is not None and not labelled:
+        check_same_tokenizer(held_out, tokenizer.hash, what)
+        if "word_id" in objective.columns:
+            check_same_words(held_out, objective.table, what)
+        scored = Rows(held_out, run.rows, run.length, run.across, seed=0)
+    part = own_rows(mesh, run.batch, field="batch")
+    if run.batch // run.accumulate % mesh.size:
+        raise InputError(
+            f"config.batch={run.batch} in config.accumulate={run.accumulate} parts "
+            f"does not divide over {mesh.size} devices"
+        )
+    return Lane(leg, objective, rows, scored, mesh, part)
+
+
+def check_labels(rows: Labelled, objective: Objective, labels: int) -> None:
+    """As many classes as the head has, or fewer."""
+    classes = OUTPUTS.get(objective.heads[-1], labels)
+    if len(rows.labels) > classes:
+        raise InputError(
+            f"{rows.path} has {len(rows.labels)} labels, {', '.join(rows.labels[:9])}; "
+            f"the head of {objective.name} has {classes}"
+            + ("" if objective.heads[-1] in OUTPUTS else ": set config.arch.labels")
+        )
