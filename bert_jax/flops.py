@@ -50,13 +50,29 @@ def step_flops(model: Model, objective: Objective, *, batch: int, length: int) -
 
 
 def count(jaxpr: core.Jaxpr) -> int:
-    """FLOPs of all products whose result is used."""
-    total, used = 0, {v for v in jaxpr.outvars if isinstance(v, core.Var)}
-    for equation in reversed(jaxpr.eqns):
-        if not used.intersection(equation.outvars):
-            continue
-        used.update(v for v in equation.invars if isinstance(v, core.Var))
-        total += count_equation(equation)
+    """FLOPs of all products whose result is used, each once: the compiler drops what
+    is not used, and computes once what is written twice (the keys of two streams)."""
+    first: dict = {}  # what was computed, by what and from what
+    alias: dict[core.Var, core.Var] = {}
+    kept = []
+    for equation in jaxpr.eqns:
+        came_from = tuple(
+            str(v) if isinstance(v, core.Literal) else id(alias.get(v, v))
+            for v in equation.invars
+        )
+        how = (equation.primitive.name, came_from, str(equation.params))
+        before = first.setdefault(how, equation)
+        if before is equation:
+            kept.append(equation)
+        else:
+            alias |= zip(equation.outvars, before.outvars, strict=True)
+    total = 0
+    used = {alias.get(v, v) for v in jaxpr.outvars if isinstance(v, core.Var)}
+    for equation in reversed(kept):
+        if used.intersection(equation.outvars):
+            there = (v for v in equation.invars if isinstance(v, core.Var))
+            used.update(alias.get(v, v) for v in there)
+            total += count_equation(equation)
     return total
 
 
