@@ -59,7 +59,7 @@ def corpora(tiny_corpus, tmp_path_factory) -> dict[str, Path]:
         for _ in range(60)
     )
     (folder / "tagged.txt").write_text(tagged, encoding="utf-8")
-    chars = train_wordpiece([tagged], vocab_size=40, progress=False)
+    chars = train_wordpiece([tagged], vocab_size=27, progress=False)
     prepare(
         [str(folder / "tagged.txt")],
         tokenizer=chars,

@@ -1,0 +1,192 @@
+"""Two claims about pretraining, in miniature, on text whose structure is known.
+
+    python -m benchmarks.claims --workdir runs/claims
+
+1. Next sentence against sentence order (ALBERT, Lan et al. 2020, arXiv:1909.11942,
+   table 5): a model that learned whether B belongs to A's document is near chance at
+   telling which of two stretches of one document came first; one that learned the order
+   does much better than chance at the other question.
+2. Pretrained against scratch: finetuning begins, and stays, at a lower loss.
+
+The text: a document has a topic, which gives it half of its words; the other half says
+how far it has come, in words that each topic has for itself. A random B nearly always
+has another topic, so topics alone answer the first question; in one document they tell
+nothing of the order, which has to be learned topic by topic. Half of the random Bs
+stand at a later place than A, so that a model that looks at the order alone can reach
+75 %.
+"""
+
+import argparse
+import json
+import random
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from bert_jax.config import load_config, override, resolve
+from bert_jax.data.labelled import read_labelled
+from bert_jax.data.prepare import prepare
+from bert_jax.data.tasks import Task
+from bert_jax.data.tokenizers import train_wordpiece
+from bert_jax.evaluate import evaluate
+from bert_jax.finetune import Finetune
+from bert_jax.model_dir import load
+from bert_jax.models.model import Model, init_params
+from bert_jax.train import train
+
+TOPICS, WORDS, PLACES = 16, 4, 8  # topics of so many words; sentences of a document
+SIZES = {
+    "arch.layers": 2,
+    "arch.width": 64,
+    "arch.heads": 2,
+    "arch.inner": 128,
+    "arch.max_positions": 64,
+    "arch.dropout": 0.0,
+    "arch.attention_dropout": 0.0,
+    "length": 48,
+    "batch": 32,
+    "optim.name": "adamw",
+    "optim.lr": 2e-3,
+    "optim.warmup": 0.1,
+    "log_every": 50,
+    "save_every": 100_000,
+}
+
+
+def sentence(rng: random.Random, topic: str, place: int) -> str:
+    words = [f"topic{topic}{chr(97 + rng.randrange(WORDS))}" for _ in "123"]
+    words.append(f"place{topic}{chr(97 + place)}")
+    rng.shuffle(words)
+    return " ".join(words).capitalize() + "."
+
+
+def write_documents(path: Path, *, documents: int, seed: int) -> Path:
+    rng = random.Random(seed)
+    texts = []
+    for _ in range(documents):
+        topic = chr(97 + rng.randrange(TOPICS))
+        texts.append("\n".join(sentence(rng, topic, place) for place in range(PLACES)))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n\n".join(texts) + "\n", encoding="utf-8")
+    return path
+
+
+def make_corpora(folder: Path, *, documents: int) -> tuple[Path, Path]:
+    """Text to train on and other text to score on, of the same kind."""
+    texts = [
+        write_documents(folder / f"{name}.txt", documents=count, seed=seed)
+        for seed, (name, count) in enumerate(
+            (("train", documents), ("valid", max(50, documents // 10)))
+        )
+    ]
+    vocabulary = TOPICS * (WORDS + PLACES) + 60  # letters, signs, pieces
+    tokenizer = train_wordpiece(
+        (text.read_text() for text in texts), vocab_size=vocabulary, progress=False
+    )
+    found = []
+    for text in texts:
+        out = folder / text.stem
+        if not out.is_dir():
+            prepare([str(text)], tokenizer=tokenizer, out=out, progress=False)
+        found.append(out)
+    return tuple(found)
+
+
+def pretrain(
+    data: Path, workdir: Path, *, rows: str, steps: int, seed: int = 0
+) -> Path:
+    config = load_config("pretrain:bert-tiny")
+    override(
+        config,
+        SIZES | {"data": str(data), "rows": rows, "steps": steps, "seed": seed},
+    )
+    train(resolve(config), workdir, progress=False)
+    return workdir
+
+
+def pairs_and_order(folder: Path, *, documents: int = 2000, steps: int = 1500) -> dict:
+    """Accuracy of a model of each kind at each of the two questions."""
+    data, held_out = make_corpora(folder / "text", documents=documents)
+    found = {}
+    for learned in ("pair", "order"):
+        model = pretrain(data, folder / learned, rows=learned, steps=steps)
+        for asked in ("pair", "order"):
+            scores = evaluate(model, data=held_out, rows=asked, batch=64)
+            found[f"{learned} asked {asked}"] = scores["next_sentence_accuracy"]
+    return found
+
+
+def write_labelled(path: Path, *, examples: int, seed: int) -> Path:
+    """Sentences of the first half of the topics, and of the second: label, text."""
+    rng = random.Random(seed)
+    lines = []
+    for _ in range(examples):
+        topic = rng.randrange(TOPICS)
+        label = "early" if topic < TOPICS // 2 else "late"
+        lines.append(
+            f"{label}\t{sentence(rng, chr(97 + topic), rng.randrange(PLACES))}"
+        )
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def pretrained_and_scratch(folder: Path, model: Path, *, seeds: int = 3) -> dict:
+    """Losses of finetuning, from a pretrained model and from none, step by step."""
+    found = load(model)
+    how = dict(tokenizer=found.tokenizer, length=16, columns={"label": 0, "a": 1})
+    train_file, dev_file = (
+        write_labelled(folder / f"{name}.tsv", examples=400, seed=seed)
+        for seed, name in enumerate(("labelled_train", "labelled_dev"))
+    )
+    data = read_labelled(train_file, **how)
+    dev = read_labelled(dev_file, labels=data.labels, **how)
+    task = Task("topics", "accuracy", how["columns"], "", (), 16)
+    recipe = Finetune(steps=100, batch=16, lr=5e-4, dropout=0.0)
+    shape = Model(found.arch)
+    losses = {"pretrained": [], "from scratch": []}
+    for seed in range(seeds):
+        fresh = init_params(shape, jax.random.key(seed), heads=())
+        for name, params in (("pretrained", found.params), ("from scratch", fresh)):
+            run = recipe.run(shape, params, task, data, dev, seed=seed)
+            losses[name].append(run["losses"])
+    return losses
+
+
+def draw(pairs: dict, losses: dict, path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    left.barh([*pairs], [*pairs.values()])
+    left.axvline(0.5, color="black", linestyle=":")
+    left.set(title="accuracy of pair heads (dotted: chance)", xlim=(0, 1))
+    left.invert_yaxis()
+    for name, curves in losses.items():
+        curves = np.asarray(curves)
+        steps = np.arange(1, curves.shape[1] + 1)
+        right.plot(steps, curves.mean(0), label=f"{name}, mean of {len(curves)} seeds")
+        right.fill_between(steps, curves.min(0), curves.max(0), alpha=0.2)
+    right.set(title="loss of finetuning", xlabel="step")
+    right.legend()
+    right.grid(alpha=0.3)
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--workdir", type=Path, default=Path("runs/claims"))
+    workdir = parser.parse_args().workdir
+    pairs = pairs_and_order(workdir)
+    losses = pretrained_and_scratch(workdir, workdir / "pair")
+    draw(pairs, losses, workdir / "claims.png")
+    early = {name: float(np.mean(curves)) for name, curves in losses.items()}
+    print(json.dumps({"accuracy": pairs, "mean loss of finetuning": early}, indent=2))
+    print(f"drawn in {workdir / 'claims.png'}")
+
+
+if __name__ == "__main__":
+    main()
