@@ -149,10 +149,12 @@ def is_step(path: Path) -> bool:
 
 
 def restore(path: Path, like):
-    """What Orbax saved at `path`, with the shapes, types and placement of `like`."""
+    """What Orbax saved at `path`, with the shapes, types and placement of `like`: bare
+    shapes go to the first device, wherever they were when they were saved."""
+    here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     shapes = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(
-            leaf.shape, leaf.dtype, sharding=getattr(leaf, "sharding", None)
+            leaf.shape, leaf.dtype, sharding=getattr(leaf, "sharding", None) or here
         ),
         like,
     )

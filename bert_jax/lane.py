@@ -21,7 +21,6 @@ from bert_jax.data.rows import Batch, Rows
 from bert_jax.errors import InputError
 from bert_jax.evaluators.held_out import HeldOut
 from bert_jax.flops import step_flops
-from bert_jax.models.heads import OUTPUTS
 from bert_jax.models.model import Model
 from bert_jax.objective import make_objective
 from bert_jax.objectives.base import Objective
@@ -40,9 +39,15 @@ class Lane:
     mesh: jax.sharding.Mesh
     part: slice  # of a batch, that this process feeds
 
-    def build(self, model: Model, rate: optax.Schedule, params) -> None:
-        """The optimizer and the step; it is compiled when it is first used."""
+    def build(self, model: Model, rate: optax.Schedule, params, lanes: list) -> None:
+        """The optimizer and the step; it is compiled when it is first used. One of the
+        `lanes` before it that does the same has them already."""
         run, self.model = self.leg.run, model
+        self.batches: Iterator[Batch] | None = None
+        for lane in lanes:
+            if lane.recipe == self.recipe:
+                self.optimizer, self.step = lane.optimizer, lane.step
+                return
         self.optimizer = make_optimizer(run.optim, rate, params)
         step = make_train_step(
             model,
@@ -55,7 +60,12 @@ class Lane:
         if self.leg.task:
             step = train_own_heads(step, self.objective.heads)
         self.step = jax.jit(step, donate_argnums=0)
-        self.batches: Iterator[Batch] | None = None
+
+    @property
+    def recipe(self) -> tuple:
+        """All that a step depends on beside its arguments."""
+        run = self.leg.run
+        return self.objective, run.optim, run.accumulate, run.copies, run.nonfinite
 
     @cached_property
     def flops(self) -> float:
@@ -155,7 +165,7 @@ def make_lane(
             "column; see `bert_jax prepare --words`"
         )
     if labelled:
-        check_labels(rows, objective, run.arch.labels)
+        objective.check_labels(rows.labels, run.arch)
     scored = None
     if held_out is not None and not labelled:
         check_same_tokenizer(held_out, tokenizer.hash, what)
@@ -169,14 +179,3 @@ def make_lane(
             f"does not divide over {mesh.size} devices"
         )
     return Lane(leg, objective, rows, scored, mesh, part)
-
-
-def check_labels(rows: Labelled, objective: Objective, labels: int) -> None:
-    """As many classes as the head has, or fewer."""
-    classes = OUTPUTS.get(objective.heads[-1], labels)
-    if len(rows.labels) > classes:
-        raise InputError(
-            f"{rows.path} has {len(rows.labels)} labels, {', '.join(rows.labels[:9])}; "
-            f"the head of {objective.name} has {classes}"
-            + ("" if objective.heads[-1] in OUTPUTS else ": set config.arch.labels")
-        )

@@ -104,8 +104,8 @@ def train_alone(
             params, arch=run.arch, tokenizer=tokenizer, source=source
         )
         say("\n".join(report))
-    for lane in lanes:
-        lane.build(model, course.rate, params)
+    for number, lane in enumerate(lanes):
+        lane.build(model, course.rate, params, lanes[:number])
     state = TrainState(
         step=jnp.zeros([], jnp.int32),
         params=params,

@@ -4,7 +4,7 @@ The step knows nothing else of an objective. Its loss is the weighted sum of mea
 each of them a total and a count over the whole batch, divided once.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import flax.struct
@@ -81,6 +81,9 @@ class Objective(Protocol):
     def problems(self, arch: Arch, rows: str) -> list[str]:
         """Why it cannot train such a model on such rows: nothing, or what to change."""
         return []
+
+    def check_labels(self, names: Sequence[str], arch: Arch) -> None:
+        """Raises if labelled data have labels that its head does not have."""
 
     def begin(self, params: dict) -> dict:
         """The parameters with which a stage that trains it begins."""
