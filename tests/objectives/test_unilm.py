@@ -244,7 +244,7 @@ def test_what_a_row_of_each_form_is(many):
 def test_runs_of_tokens():
     """Three predictions in a long row are drawn as 3 (10 %), 2 + 1 (10 %), 1 + 2 (80 %
     of 20 %: a third one would be too many) or 1 + 1 + 1 (64 %)."""
-    S, count = 300, 1500
+    S, count = 150, 1000
     zeros = np.zeros((count, S), np.int32)
     batch = {"ids": zeros + 9, "group": zeros + 1, "types": zeros}
     batch["positions"] = zeros + np.arange(S, dtype=np.int32)
