@@ -1,12 +1,5 @@
 """The one step: the same on one device and on eight, repeatable, and without talk."""
 
-import importlib.util
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,8 +14,8 @@ from bert_jax.objectives.masked_lm import MaskedLM
 from bert_jax.objectives.replaced_token import ReplacedToken
 from bert_jax.optim import Optim, make_optimizer
 from bert_jax.step import TrainState, make_train_step
-from tests.conftest import ROOT
 from tests.reference import collectives_in, fresh_params, shardings
+from tests.tpu import run_for_tpu
 
 # Less is optimised, in half of the time. (parity.QUICK also fuses otherwise, and then
 # a step whose buffers are donated rounds otherwise, too.)
@@ -170,13 +163,6 @@ def test_what_a_step_reports(run: Run):
 
 # A TPU's compiler, without a TPU.
 
-TPU = {
-    "JAX_PLATFORMS": "cpu",
-    "TPU_SKIP_MDS_QUERY": "1",
-    "TPU_ACCELERATOR_TYPE": "v5litepod-16",
-    "TPU_WORKER_HOSTNAMES": "localhost",
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-}
 ROWS, LENGTH, CHIPS = 32, 128, 4
 # Compiles the step of bert-tiny for four chips and prints what its text holds.
 PROGRAM = f"""
@@ -227,24 +213,7 @@ print(json.dumps({{
 
 @pytest.fixture(scope="module")
 def tpu() -> dict:
-    # `make test` puts libtpu in a folder of its own: where it can be imported, every
-    # start of jax looks for a TPU first.
-    folder = Path(sys.prefix) / "libtpu"
-    if not folder.is_dir() and importlib.util.find_spec("libtpu") is None:
-        pytest.skip("the TPU compiler: `make test` installs libtpu")
-    # The flags of this process are for its eight devices.
-    env = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
-    env["PYTHONPATH"] = str(folder)
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        cwd=ROOT,
-        env=env | TPU,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return run_for_tpu(PROGRAM)
 
 
 def test_tpu_chips_send_only_sums(tpu: dict):
