@@ -25,7 +25,7 @@ RECIPES = sorted(
     if path.stem not in ("compare", "pretrain")
 )
 SIZES = ("width", "layers", "heads", "inner", "max_positions", "embed_width")
-SIZES += ("window", "max_distance", "types", "task_types")
+SIZES += ("window", "max_distance", "types")
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -106,7 +106,11 @@ class ReplacedToken(Objective):
         return params | jax.tree.map(jnp.copy, own)
 
     def towers(self, arch: Arch) -> tuple[tuple[str, Arch], ...]:
-        """Heads of 64 and an inner width of four times the width, as in the release."""
+        """Heads of 64 and an inner width of four times the width, as in the release; as
+        wide as the model, it has the model's."""
+        layers = max(1, round(arch.layers * self.generator_layers))
+        if self.generator == 1:
+            return (("generator", arch.but(layers=layers)),)
         width = max(1, round(arch.width * self.generator))
         heads = max(1, width // 64)
         width -= width % heads
@@ -115,7 +119,7 @@ class ReplacedToken(Objective):
             width=width,
             heads=heads,
             inner=4 * width,
-            layers=max(1, round(arch.layers * self.generator_layers)),
+            layers=layers,
             embed_width=0 if table == width else table,
         )
         return (("generator", small),)

@@ -328,9 +328,7 @@ def test_two_stages_first_the_generator_then_the_model(tiny_corpus, tmp_path):
         stages=stages,
         save_every=1,
         keep=9,
-        arch__heads=1,
         **sizes,
-        arch__inner=128,
     )
     train(run, tmp_path / "run", progress=False)
     at = {n: bert_jax.load(tmp_path / "run", step=n).params for n in (1, 2, 3, 4)}
