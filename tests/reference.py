@@ -49,6 +49,7 @@ def their_config(arch: Arch) -> transformers.BertConfig:
         hidden_dropout_prob=arch.dropout,
         attention_probs_dropout_prob=arch.attention_dropout,
         initializer_range=arch.init_std,
+        num_labels=arch.labels,
         attn_implementation="eager",
     )
 
