@@ -29,7 +29,7 @@ from bert_jax.config import Run, flatten, load_config, override, resolve
 from bert_jax.data.corpus import Corpus, open_corpus
 from bert_jax.data.labelled import Labelled
 from bert_jax.data.prepare import prepare
-from bert_jax.data.tasks import TASKS, Task, read_task
+from bert_jax.data.tasks import TASKS, Task, read_task, task_problems
 from bert_jax.data.text import documents, find_sources
 from bert_jax.data.tokenizers import Tokenizer, load_tokenizer, train_wordpiece
 from bert_jax.errors import InputError, unknown
@@ -44,6 +44,7 @@ from bert_jax.presets import preset
 from bert_jax.report import write_report
 from bert_jax.train import compute_dtype, fit_vocabulary, train
 from bert_jax.whole import locked, whole_folder, write_text
+from bert_jax.workdir import last_scores
 
 # What is the same for all, or follows from the budget.
 OURS = ("data", "steps", "seed", "init", "save_every", "keep", "eval.data")
@@ -96,7 +97,7 @@ class Comparison:
                 f"config.data={self.data} is no folder: give that of the text and of "
                 "the tasks, --config.data=DIR, or set BERT_JAX_DATA"
             )
-        problems += [unknown("task", t, TASKS) for t in self.tasks if t not in TASKS]
+        problems += [p for task in self.tasks for p in task_problems(task, self.data)]
         if not self.entries:
             problems.append("config.entries is empty: there is nothing to compare")
         folders = [entry.folder for entry in self.entries]
@@ -230,7 +231,10 @@ def claim(workdir: Path, comparison: Comparison) -> None:
     now = json.loads(json.dumps(dataclasses.asdict(comparison)))
     if path.is_file():
         before = json.loads(path.read_text())
-        a, b = dict(flatten(before)), dict(flatten(now))
+        a, b = (
+            dict(flatten({**side, "entries": {e["name"]: e for e in side["entries"]}}))
+            for side in (before, now)
+        )
         problems = [
             f"{name}: {a.get(name)!r} in the workdir, {b.get(name)!r} now"
             for name in sorted({*a, *b})
@@ -397,7 +401,11 @@ class Bench:
             scores = json.loads(self.file(kind, step, name).read_text())
             flops = step * self.plan.step_flops
             found[kind].append({"task": name, "step": step, "flops": flops, **scores})
-        return {"seed": self.seed, **found}
+        own = {}
+        if self.plan.entry.trained:
+            scores = last_scores(self.run_folder)["eval"]
+            own = {name: scores[name] for name in sorted({*scores} - {"step", "kind"})}
+        return {"seed": self.seed, "held_out": own, **found}
 
 
 def gather(

@@ -67,7 +67,7 @@ class Findings:
 
     def work(self) -> tuple[str, list, list]:
         head = ["", "objective", "parameters", "of these kept", "steps", "tokens"]
-        head += ["FLOPs", "of the budget", "seeds"]
+        head += ["FLOPs", "of the budget", "seeds", "its own accuracy, held-out text"]
         rows = [
             [
                 entry["name"],
@@ -79,6 +79,7 @@ class Findings:
                 f"{entry['flops']:.3g}",
                 f"{entry['flops'] / self.results['config']['flops']:.1%}",
                 f"{len(entry['seeds'])} of {entry['wanted']}",
+                own_accuracy(entry),
             ]
             for entry in self.results["entries"]
         ]
@@ -146,7 +147,15 @@ class Findings:
         return f"{gap:+.3f} ± {reach:.3f}{' *' if differs else ''}", differs
 
 
+def own_accuracy(entry: dict) -> str:
+    """Of what it was trained for: not to be compared with that of others."""
+    name = f"{entry['objective']}_accuracy"
+    return spread([run["held_out"][name] for run in entry["seeds"] if run["held_out"]])
+
+
 def spread(values: list[float]) -> str:
+    if not values:
+        return ""
     middle = statistics.median(values)
     if len(values) == 1:
         return f"{middle:.3f}"

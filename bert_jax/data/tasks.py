@@ -65,16 +65,23 @@ TASKS = {
 }
 
 
+def task_problems(name: str, folder: str | Path) -> list[str]:
+    """Why a task cannot be read: none, or what is not there."""
+    if name not in TASKS:
+        return [unknown("task", name, TASKS)]
+    files = (TASKS[name].train, *TASKS[name].dev)
+    missing = [file for file in files if not (Path(folder) / file).is_file()]
+    return [f"task {name}: {folder} has no {', no '.join(missing)}"] if missing else []
+
+
 def read_task(
     name: str, folder: str | Path, *, tokenizer: Tokenizer, length: int
 ) -> tuple[Task, Labelled, Labelled]:
     """A task with its training and its dev part, in rows of at most `length`."""
-    if name not in TASKS:
-        raise InputError(unknown("task", name, TASKS))
+    problems = task_problems(name, folder)
+    if problems:
+        raise InputError("\n".join(problems))
     task, folder = TASKS[name], Path(folder)
-    missing = [p for p in (task.train, *task.dev) if not (folder / p).is_file()]
-    if missing:
-        raise InputError(f"task {name}: {folder} has no {', no '.join(missing)}")
     how = dict(
         tokenizer=tokenizer, length=min(length, task.length), columns=task.columns
     )
