@@ -67,6 +67,8 @@ class Run:
     tasks: tuple = ()  # course.py
 
     def __post_init__(self):
+        for field in ("stages", "tasks"):  # lists, where they come from JSON
+            object.__setattr__(self, field, tuple(getattr(self, field)))
         problems = []
         if not self.data:
             problems.append(
@@ -277,6 +279,19 @@ def resolve(config: ConfigDict) -> Run:
     return Run(**given)
 
 
+def moved(config):
+    """A config, or a part of it, without where its data lie: they may move."""
+    if isinstance(config, dict):
+        return {k: moved(value) for k, value in config.items() if k != "data"}
+    return [moved(item) for item in config] if isinstance(config, list) else config
+
+
+def run_of(config: dict) -> Run:
+    """The run that a workdir tells of."""
+    parts = {"arch": Arch, "optim": Optim, "eval": Eval}
+    return Run(**config | {name: kind(**config[name]) for name, kind in parts.items()})
+
+
 def differences(old: dict, new: dict) -> list[str]:
     """Fields in which a workdir's config and this one would compute otherwise."""
     parts = {"arch": Arch, "optim": Optim}  # an older one has fewer fields
@@ -288,7 +303,7 @@ def differences(old: dict, new: dict) -> list[str]:
         if field.default is not dataclasses.MISSING:
             old.setdefault(field.name, field.default)
     old, new = ({k: v for k, v in c.items() if k not in FREE} for c in (old, new))
-    old, new = (json.loads(json.dumps(config)) for config in (old, new))
+    old, new = (moved(json.loads(json.dumps(config))) for config in (old, new))
     before, after = dict(flatten(old)), dict(flatten(new))
     return [
         f"{name}: {before.get(name)!r} in the workdir, {after.get(name)!r} now"

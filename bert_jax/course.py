@@ -25,7 +25,7 @@ import numpy as np
 import optax
 from ml_collections import ConfigDict
 
-from bert_jax.config import Run, flatten, override, resolve
+from bert_jax.config import Run, flatten, override, resolve, run_of
 from bert_jax.errors import InputError, unknown
 from bert_jax.optim import schedule_of
 
@@ -54,21 +54,30 @@ class Course:
     rate: optax.Schedule  # the learning rate of the whole run
 
     @cached_property
+    def stream_of(self) -> np.ndarray:
+        """[steps]: number of the stream of batches that each step takes its own from.
+        Legs that have the same rows share one."""
+        keys = [tuple(getattr(leg.run, f) for f in STREAM) for leg in self.legs]
+        return np.asarray([keys.index(key) for key in keys])[self.leg_of]
+
+    @cached_property
     def batch_of(self) -> np.ndarray:
         """[steps]: how many earlier steps took a batch of the same stream."""
-        keys = [tuple(getattr(leg.run, f) for f in STREAM) for leg in self.legs]
-        stream = np.asarray([keys.index(key) for key in keys])[self.leg_of]
-        found = np.zeros(len(stream), np.int64)
-        for number in set(stream.tolist()):
-            found[stream == number] = np.arange((stream == number).sum())
+        found = np.zeros(len(self.stream_of), np.int64)
+        for stream in set(self.stream_of.tolist()):
+            mine = self.stream_of == stream
+            found[mine] = np.arange(mine.sum())
         return found
 
 
 def course_of(run: Run) -> Course:
     """The stages of a run; all that is wrong with them is told at once."""
     stages = run.stages or ({"steps": run.steps},)
+    problems = wrong_forms(run)
+    if problems:
+        raise InputError("\n".join(problems))
     tasks = dict(run.tasks)
-    problems = wrong_stages(run, stages, tasks)
+    problems = wrong_stages(run, stages, tasks) + wrong_tasks(run, stages, tasks)
     legs, parts = [], []
     for number, stage in enumerate(stages) if not problems else ():
         counts = stage.get("tasks", {"": stage["steps"]})
@@ -106,6 +115,13 @@ def course_of(run: Run) -> Course:
     )
 
 
+def leg_at(config: dict, step: int | None) -> Run:
+    """What a workdir was told, with the changes of the leg that trained step `step`."""
+    run = run_of(config)
+    course = course_of(run)
+    return course.legs[course.leg_of[(step or 1) - 1]].run
+
+
 def has_schedule(stage: Mapping) -> bool:
     return any(name in stage for name in OF_A_SCHEDULE)
 
@@ -131,47 +147,86 @@ def changed(run: Run, changes: Mapping) -> Run:
     return resolve(config)
 
 
-def wrong_stages(run: Run, stages, tasks: dict) -> list[str]:
-    """What cannot be read as stages, does not add up, or may not be changed."""
+def wrong_forms(run: Run) -> list[str]:
+    """What is no stage, or no task."""
+    problems = [
+        f"config.stages[{number}] is no dict of changes with `steps`: {stage!r}"
+        for number, stage in enumerate(run.stages)
+        if not isinstance(stage, Mapping)
+        or type(stage.get("steps")) is not int
+        or stage["steps"] < 1
+        or not isinstance(stage.get("tasks", {}), Mapping)
+    ]
+    return problems + [
+        f"config.tasks[{number}] is no pair of a name and a dict of changes: {task!r}"
+        for number, task in enumerate(run.tasks)
+        if not isinstance(task, tuple | list)
+        or len(task) != 2
+        or not isinstance(task[0], str)
+        or not isinstance(task[1], Mapping)
+    ]
+
+
+def wrong_fields(place: str, names, run: Run, allowed) -> list[str]:
+    """Fields that a stage or a task may not set, or that there are none of."""
+    fields = [*OF_A_STAGE, *(name for name, _ in flatten(run.as_dict()))]
+    valid = [name for name in fields if allowed(name)]
+    problems = []
+    for name in names:
+        if name.startswith("objective.") or name in valid:
+            continue  # those of an objective are known only with its name
+        if name in fields:
+            problems.append(f"{place}: {name} cannot be set there")
+        else:
+            problems.append(unknown(place, name, valid))
+    return problems
+
+
+def wrong_tasks(run: Run, stages, tasks: dict) -> list[str]:
     problems = []
     if tasks and not run.stages:
         problems.append("config.tasks needs config.stages: how many steps of each task")
-    total = 0
+    used = {name for stage in stages for name in stage.get("tasks", {})}
+    for name, changes in tasks.items():
+        place = f"config.tasks, {name}"
+        problems += wrong_fields(place, changes, run, task_may_change)
+        if run.stages and name not in used:
+            problems.append(f"{place}: no stage has steps of it")
+    return problems
+
+
+def wrong_stages(run: Run, stages, tasks: dict) -> list[str]:
+    """What does not add up, or may not be changed."""
+    problems = []
     for number, stage in enumerate(stages):
-        place = f"config.stages[{number}]"
-        steps = stage.get("steps")
-        if not isinstance(steps, int) or steps < 1:
-            problems.append(f"{place} needs `steps`, a number of at least 1: {stage}")
-            continue
-        total += steps
+        place, steps = f"config.stages[{number}]", stage["steps"]
         if stage.get("moments", "keep") not in MOMENTS:
             problems.append(unknown(f"{place}.moments", stage["moments"], MOMENTS))
-        fields = [*OF_A_STAGE, *(name for name, _ in flatten(run.as_dict()))]
-        for name in stage:
-            if name.startswith("objective.") or name in filter(may_change, fields):
-                continue  # those of an objective are known only with its name
-            if name in fields:
-                problems.append(f"{place}: {name} is one for the whole run")
-            else:
-                problems.append(unknown(place, name, filter(may_change, fields)))
+        problems += wrong_fields(place, stage, run, may_change)
         if tasks or "tasks" in stage:
             counts = stage.get("tasks", {})
             for task, count in counts.items():
                 if task not in tasks:
                     problems.append(unknown(f"{place}.tasks", task, tasks))
-                elif not isinstance(count, int) or count < 1:
-                    problems.append(f"{place}.tasks: {count} steps of {task}")
-            whole = [count for count in counts.values() if isinstance(count, int)]
+                elif type(count) is not int or count < 1:
+                    problems.append(f"{place}.tasks: {count!r} steps of {task}")
+            whole = [count for count in counts.values() if type(count) is int]
             if sum(whole) != steps:
                 problems.append(
                     f"{place}: the steps of its tasks add up to {sum(whole)}, not to "
                     f"its steps={steps}"
                 )
-    if not problems and total != run.steps:
+    total = sum(stage["steps"] for stage in stages)
+    if total != run.steps:
         problems.append(
             f"config.steps={run.steps}, but the stages add up to {total} steps"
         )
     return problems
+
+
+def task_may_change(name: str) -> bool:
+    """A rate, as all else of the optimizer, belongs to the stage."""
+    return name in STREAM or name.startswith("objective.")
 
 
 def may_change(name: str) -> bool:

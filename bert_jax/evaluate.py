@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from bert_jax.config import objective_fields
+from bert_jax.course import leg_at
 from bert_jax.data.corpus import check_same_tokenizer, open_corpus
 from bert_jax.data.rows import Rows
 from bert_jax.errors import InputError
@@ -24,15 +25,15 @@ def evaluate(
 ) -> dict[str, float]:
     """Loss, accuracy, perplexity and the unigram baseline on the same predictions.
 
-    Rows and length are those the model was trained with, or full and 128.
+    Rows and length are those the model was trained with last, or full and 128.
     """
     model = load(path)
-    if "lm" not in model.heads and not model.towers:
-        raise InputError(f"{path} has no language-model head to score")
     corpus = open_corpus(data)
     check_same_tokenizer(corpus, model.tokenizer.hash, f"the model {path}")
     is_workdir = (Path(path) / "run.json").is_file()
-    trained = read_run(Path(path))["config"] if is_workdir else {}
+    trained = {}
+    if is_workdir:  # as it was trained at that step
+        trained = leg_at(read_run(Path(path))["config"], model.step).as_dict()
     kind = rows or trained.get("rows", "full")
     if length is None:
         length = trained.get("length", min(128, model.arch.max_length or 128))
@@ -66,6 +67,12 @@ def evaluate(
         corpus=corpus,
         say=lambda _: None,
     )
+    theirs = ("" if "/" in head and model.towers else head for head in objective.heads)
+    lacking = sorted({*theirs} - {"", *model.heads})
+    if lacking:
+        raise InputError(
+            f"{path} has no head {', '.join(lacking)}, which {objective.name} scores"
+        )
     held_out = HeldOut(
         found,
         model=Model(model.arch, towers=model.towers),

@@ -11,7 +11,8 @@ asked at a [MASK] behind what it has written, whose place the piece then takes.
 twice: a `Memory` keeps its keys and values. It has a slot for each token that will be
 read, filled from the right: what is new pushes the oldest slot out on the left. So
 shapes are static, distances along the row are those of the text, and slots that are not
-filled yet are padding, which nothing sees. Differs from UniLM's release in: no beams.
+filled yet are padding, which nothing sees. Differs from UniLM's release in: no beams;
+and a UniLM that was only pretrained never predicted a [SEP], so it does not stop.
 """
 
 import dataclasses
@@ -169,9 +170,9 @@ def writer(arch: Arch, form: Form, sampling: Sampling | None, length: int):
     @jax.jit
     def write(params, tokens, prefix, keys, allowed, stop):
         def choose(logits, t):
-            logits = jnp.where(allowed, logits, -jnp.inf)
             now = jax.vmap(jax.random.fold_in, (0, None))(keys, t)
-            piece = draw(logits, now, sampling)[:, None]
+            open_to = jnp.where(allowed, logits, -jnp.inf)
+            piece = draw(open_to, now, sampling)[:, None]
             score = jnp.take_along_axis(jax.nn.log_softmax(logits), piece, axis=-1)
             return piece[:, 0].astype(jnp.int32), score[:, 0]
 
@@ -301,10 +302,10 @@ def text_of(tokenizer, prompt: list[int], ids: list[int], form: Form) -> str:
 
 
 def order_of(member: Preset) -> str | None:
-    """How a member writes, whatever it was trained by here, or None."""
-    if member.arch.order == "causal" or member.objective == "causal_lm":
-        return "causal"
-    return "prefix" if member.arch.types > max(SEQ2SEQ) else None
+    """How a member writes by what it was trained for, or None."""
+    if member.objective == "unilm":
+        return "prefix" if member.hyper.get("seq2seq", 1.0) > 0 else None
+    return "causal" if member.objective == "causal_lm" else None
 
 
 def form_of(model: LoadedModel) -> Form:

@@ -1,7 +1,7 @@
 """What the steps of one leg of the course need: objective, rows, step, evaluator."""
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cached_property
 
 import jax
@@ -24,10 +24,13 @@ from bert_jax.flops import step_flops
 from bert_jax.models.model import Model
 from bert_jax.objective import make_objective
 from bert_jax.objectives.base import Objective
-from bert_jax.optim import make_optimizer, reset_moments
+from bert_jax.optim import make_optimizer, with_rate_of
 from bert_jax.presets import preset
 from bert_jax.sharding import by_rows, own_rows
 from bert_jax.step import TrainState, make_train_step
+
+# What step.py tells of any step; all else is told by the objective.
+OF_ANY_STEP = ("loss", "grad_norm", "real_tokens", "skipped", "trust_")
 
 
 @dataclasses.dataclass(eq=False)
@@ -43,7 +46,6 @@ class Lane:
         """The optimizer and the step; it is compiled when it is first used. One of the
         `lanes` before it that does the same has them already."""
         run, self.model = self.leg.run, model
-        self.batches: Iterator[Batch] | None = None
         for lane in lanes:
             if lane.recipe == self.recipe:
                 self.optimizer, self.step = lane.optimizer, lane.step
@@ -95,27 +97,45 @@ class Lane:
         """The state in which a later stage begins."""
         params, opt_state = self.objective.begin(state.params), state.opt_state
         if moments == "reset":
-            opt_state = reset_moments(opt_state, self.optimizer.init(params))
+            opt_state = with_rate_of(self.optimizer.init(params), opt_state)
         carry = self.first_carry()
         return state.replace(params=params, opt_state=opt_state, carry=carry)
 
-    def next_batch(self, course: Course, step: int) -> Batch:
+    def next_batch(self, course: Course, step: int, feeds: dict) -> Batch:
+        """The batch of a step. `feeds` are the streams that are open, by number: lanes
+        with the same rows take turns at one."""
         run, number = self.leg.run, int(course.batch_of[step])
         if isinstance(self.rows, Labelled):
             batch = self.rows.batch(number, size=run.batch, seed=run.seed)
             return {name: column[self.part] for name, column in batch.items()}
-        if self.batches is None:
-            mine = course.leg_of == course.legs.index(self.leg)
-            self.batches = train_batches(
+        stream = course.stream_of[step]
+        if stream not in feeds:
+            feeds[stream] = train_batches(
                 self.rows,
                 size=run.batch,
                 start=number,
-                stop=int(course.batch_of[mine].max()) + 1,
+                stop=int((course.stream_of == stream).sum()),
                 part=self.part,
                 alpha=run.alpha,
                 direction=run.direction,
             )
-        return next(self.batches)
+        return next(feeds[stream])
+
+    def named(self, values: dict) -> dict:
+        """The objective's own numbers under the name of the task."""
+        if not self.leg.task:
+            return values
+        return {
+            name if name.startswith(OF_ANY_STEP) else f"{self.leg.task}/{name}": value
+            for name, value in values.items()
+        }
+
+    @property
+    def content(self) -> str:
+        """A hash of the data that it reads."""
+        if isinstance(self.rows, Labelled):
+            return self.rows.content
+        return self.rows.corpus.about["content"]
 
     def describe(self, course: Course) -> str:
         run = self.leg.run
@@ -156,13 +176,20 @@ def make_lane(
         rows = read_labelled(run.data, tokenizer=tokenizer, length=run.length)
         columns = {*rows.arrays}
     else:
+        if run.alpha != 1 and not corpus.index["input"].any():
+            say(f"config.alpha={run.alpha} changes nothing: the corpus has one input")
+        if run.across != "attend" and run.rows not in ("full", "stream"):
+            crosses = f"{run.rows} rows never cross"
+            say(f"config.across={run.across} changes nothing: {crosses}")
         rows = Rows(corpus, run.rows, run.length, run.across, run.seed)
         columns = {*rows.empty(1)}
     lacking = sorted({*objective.columns} - columns)
     if lacking:
+        how = "config.rows=labelled and a file of labelled pairs as config.data"
+        how = how if "label" in lacking else "`bert_jax prepare --words`"
         raise InputError(
             f"{objective.name} needs {', '.join(lacking)}: {run.data} has no such "
-            "column; see `bert_jax prepare --words`"
+            f"column; see {how}"
         )
     if labelled:
         objective.check_labels(rows.labels, run.arch)

@@ -17,6 +17,7 @@ from bert_jax.checkpoint import Checkpoints
 from bert_jax.convert import hf, tf1
 from bert_jax.convert.engine import reference_heads
 from bert_jax.convert.files import read_json
+from bert_jax.course import leg_at
 from bert_jax.data.tokenizers import Tokenizer, load_tokenizer
 from bert_jax.errors import InputError
 from bert_jax.models.arch import Arch
@@ -287,7 +288,7 @@ def load_workdir(path: Path, step: int | None) -> LoadedModel:
     shapes = param_shapes(arch, heads=tuple(about["heads"]), towers=towers)
     found, params = Checkpoints(path, keep=1, say=complain).good_params(step, shapes)
     member = dataclasses.replace(preset(about["config"]["preset"]), arch=arch)
-    hyper = dict(about["config"].get("objective", {}))
+    hyper = dict(leg_at(about["config"], found).objective)
     name = hyper.pop("name", member.objective)
     member = dataclasses.replace(member, objective=name, hyper=hyper)
     digest = about["corpus"]["tokenizer"]["hash"]

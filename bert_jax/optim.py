@@ -218,11 +218,14 @@ def add_decay(strength: float, factors) -> optax.GradientTransformation:
     return optax.stateless(lambda u, w: jax.tree.map(add, u, w, factors))
 
 
-def reset_moments(opt_state: optax.OptState, fresh: optax.OptState) -> optax.OptState:
-    """The fresh state, but the learning rate goes on where it was."""
+def with_rate_of(opt_state: optax.OptState, other: optax.OptState) -> optax.OptState:
+    """The state, but with the place in the schedule of the learning rate of another."""
     is_rate = lambda node: isinstance(node, optax.ScaleByScheduleState)  # noqa: E731
     return jax.tree.map(
-        lambda old, new: old if is_rate(old) else new, opt_state, fresh, is_leaf=is_rate
+        lambda mine, its: its if is_rate(mine) else mine,
+        opt_state,
+        other,
+        is_leaf=is_rate,
     )
 
 

@@ -20,6 +20,7 @@ from bert_jax.lamb import layer_ratios
 from bert_jax.models.dropout import Noise
 from bert_jax.models.model import Model
 from bert_jax.objectives.base import Batch, Mean, Objective, Terms, loss_of
+from bert_jax.optim import with_rate_of
 
 
 @flax.struct.dataclass
@@ -62,7 +63,8 @@ def make_train_step(
     """`accumulate` parts of the batch are scored one after the other, to the same
     update. With `copies` each row is corrupted in so many ways that never change
     (RoBERTa's static masking); 0 draws anew at every step. Where the gradient is not
-    finite, nonfinite="skip" leaves everything but the step number as it was."""
+    finite, nonfinite="skip" leaves everything but the step number and the learning
+    rate as it was."""
 
     def train_step(state: TrainState, batch: Batch):
         key = jax.random.fold_in(jax.random.key(state.seed), state.step)
@@ -103,7 +105,11 @@ def make_train_step(
         if nonfinite == "skip":
             finite = jnp.isfinite(loss) & jnp.isfinite(size)
             keep = lambda x, old: jnp.where(finite, x, old)  # noqa: E731
+            rate = new.opt_state  # it goes by the step, whatever the step did
             new = jax.tree.map(keep, new, state)
+            # The text goes on, and what was carried is not of the row before it.
+            carry = jax.tree.map(lambda x: keep(x, 0), terms.carry)
+            new = new.replace(opt_state=with_rate_of(new.opt_state, rate), carry=carry)
             means = jax.tree.map(lambda x: keep(x, 0.0), means)
             means["skipped"] = Mean(1.0 - finite, one)
         return new.replace(step=state.step + 1), means

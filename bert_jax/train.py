@@ -71,10 +71,6 @@ def train_alone(
     course = course_of(run)
     mesh = make_mesh()
     lanes = [make_lane(leg, corpus, held_out, mesh, say) for leg in course.legs]
-    if run.alpha != 1 and not corpus.index["input"].any():
-        say(f"config.alpha={run.alpha} changes nothing: the corpus has one input")
-    if run.across != "attend" and run.rows not in ("full", "stream"):
-        say(f"config.across={run.across} changes nothing: {run.rows} rows never cross")
 
     # The model that all of them train.
     objectives = [lane.objective for lane in lanes]
@@ -91,6 +87,9 @@ def train_alone(
     about = {"config": run.as_dict(), "heads": list(heads)}
     about["towers"] = {name: dataclasses.asdict(arch) for name, arch in towers}
     about["corpus"] = {key: corpus.about[key] for key in ("content", "tokenizer")}
+    about["others"] = sorted(
+        {lane.content for lane in lanes} - {corpus.about["content"]}
+    )
     checkpoints = Checkpoints(workdir, keep=run.keep, say=say)
     claim_workdir(workdir, about, tokenizer, trained=bool(checkpoints.steps()))
 
@@ -121,7 +120,8 @@ def train_alone(
     start = step = int(state.step)
     # Killed between a checkpoint and its scores.
     unscored = start > 0 and due(start) and start not in scored_steps(workdir)
-    names = tuple(dict.fromkeys(one.name for one in objectives))
+    own = (lane.named({lane.objective.name: None}) for lane in lanes)
+    names = tuple(dict.fromkeys(name for named in own for name in named))
     if start >= run.steps and not unscored:
         say(f"{workdir} is finished: {run.steps} steps are done")
         if not (workdir / "loss.png").exists():  # killed just before it was drawn
@@ -142,20 +142,21 @@ def train_alone(
             scores = {}
             for lane in lanes:
                 if lane.leg.stage == stage and lane.evaluator:
-                    scores |= dict(lane.evaluator.run(state.params))
+                    scores |= lane.named(dict(lane.evaluator.run(state.params)))
             writers.write(step, scores, kind="eval")
             writers.say(f"step {step}: " + summary(scores))
 
         if unscored:
             score()
+        feeds = {}  # streams of batches, as they are needed
         try:
             for step in range(start + 1, run.steps + 1):
                 lane = lanes[course.leg_of[step - 1]]
                 if step > 1 and step - 1 in course.starts:
                     state = lane.enter(state, course.moments[lane.leg.stage])
-                batch = lane.next_batch(course, step - 1)
+                batch = lane.next_batch(course, step - 1, feeds)
                 state, means = lane.step(state, place(mesh, batch))
-                under_way.add(step, means, checksum(batch), lane.flops)
+                under_way.add(step, lane.named(means), checksum(batch), lane.flops)
                 stopped = interrupt.signal is not None
                 ends = stopped or step == run.steps
                 to_save = ends or step % run.save_every == 0

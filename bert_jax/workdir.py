@@ -21,7 +21,8 @@ def claim_workdir(workdir: Path, about: dict, tokenizer, *, trained: bool) -> No
     if trained:
         before = read_run(workdir)
         problems = differences(before["config"], about["config"])
-        if before["corpus"] != about["corpus"]:
+        same = before["corpus"] == about["corpus"]
+        if not same or before.get("others", []) != about["others"]:
             problems.append(
                 f"data: {before['config']['data']} then and {about['config']['data']} "
                 "now hold other text or another tokenizer"

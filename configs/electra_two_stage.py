@@ -15,12 +15,16 @@ def get_config(arg: str = "electra-small-discriminator"):
     config = electra.get_config(arg)
     config.objective.generator = 1.0
     half = config.steps // 2
-    keep_generator = (("^generator/", 0.0), (".*", 1.0))
-    again = {"optim.lr": config.optim.lr, "moments": "reset"}
+    begin = {"optim.lr": config.optim.lr, "moments": "reset"}
+    # Decay would move what has no gradient.
+    only_generator = (("^(generator|embed)/", 1.0), (".*", 0.0))
+    all_else = (("^generator/", 0.0), (".*", 1.0))
     config.stages = (
-        {"steps": half, "objective.phase": "generator", "optim.lr": config.optim.lr},
-        {"steps": config.steps - half, "objective.phase": "discriminator"}
-        | again
-        | {"optim.rate_rules": keep_generator},
+        begin
+        | {"steps": half, "objective.phase": "generator"}
+        | {"optim.rate_rules": only_generator},
+        begin
+        | {"steps": config.steps - half, "objective.phase": "discriminator"}
+        | {"optim.rate_rules": all_else},
     )
     return config

@@ -1,12 +1,12 @@
 """The course of a run: every step has a leg and a batch, and nothing is lost."""
 
-import dataclasses
+import json
 
 import numpy as np
 import pytest
 
-from bert_jax.config import load_config, override, resolve
-from bert_jax.course import course_of, interleave
+from bert_jax.config import load_config, override, resolve, run_of
+from bert_jax.course import course_of, interleave, leg_at
 from bert_jax.errors import InputError
 
 TASKS = (("words", {"objective.choose": "word"}), ("order", {"rows": "order"}))
@@ -90,11 +90,22 @@ def test_a_stage_has_as_many_steps_of_each_task_as_it_says():
     ("changes", "message"),
     [
         ({"stages": ({"steps": 9},)}, "config.steps=100, but the stages add up to 9"),
-        ({"stages": ({"length": 9},)}, r"stages\[0\] needs `steps`"),
-        ({"stages": ({"steps": 100, "seed": 1},)}, "seed is one for the whole run"),
+        ({"stages": ({"length": 9},)}, r"stages\[0\] is no dict of changes with"),
+        ({"stages": (5,)}, r"stages\[0\] is no dict of changes with `steps`: 5"),
+        ({"tasks": (("a",),)}, r"tasks\[0\] is no pair of a name and a dict"),
+        (
+            {"tasks": (("a", {"optim.lr": 1.0}),)},
+            "config.tasks, a: optim.lr cannot be set there",
+        ),
+        ({"tasks": (("a", {"row": "doc"}),)}, "tasks, a.*'row'. Did you mean rows"),
+        (
+            {"tasks": TASKS, "stages": ({"steps": 100, "tasks": {"words": 100}},)},
+            "config.tasks, order: no stage has steps of it",
+        ),
+        ({"stages": ({"steps": 100, "seed": 1},)}, "seed cannot be set there"),
         (
             {"stages": ({"steps": 100, "optim.name": "lamb"},)},
-            "optim.name is one for the whole run",
+            "optim.name cannot be set there",
         ),
         (
             {"stages": ({"steps": 100, "moments": "kept"},)},
@@ -144,6 +155,11 @@ def test_another_objective_brings_its_own_fields():
 
 def test_a_course_survives_json():
     """As it stands in run.json: lists for tuples."""
-    run = make_run(stages=({"steps": 60}, {"steps": 40}))
-    again = dataclasses.replace(run, stages=[*run.stages])
-    np.testing.assert_array_equal(course_of(run).leg_of, course_of(again).leg_of)
+    first = {"steps": 60, "tasks": {"words": 60}}
+    second = {"steps": 40, "tasks": {"words": 10, "order": 30}, "length": 64}
+    run = make_run(stages=(first, second), tasks=TASKS)
+    again = run_of(json.loads(json.dumps(run.as_dict())))
+    one, other = course_of(run), course_of(again)
+    np.testing.assert_array_equal(one.leg_of, other.leg_of)
+    assert [leg.run for leg in one.legs] == [leg.run for leg in other.legs]
+    assert leg_at(json.loads(json.dumps(run.as_dict())), 100) == one.legs[2].run

@@ -39,7 +39,11 @@ def test_a_recipe_says_how_it_is_run(name: str):
     assert run.preset in PRESETS
     course = course_of(run)
     assert len(course.leg_of) == run.steps
-    assert max(float(course.rate(n)) for n in course.starts) <= 0.01
+    ends = [*course.starts[1:], run.steps]
+    for start, end in zip(course.starts, ends, strict=True):
+        top = course.legs[course.leg_of[start]].run.optim.lr
+        rates = course.rate(np.linspace(start, end, 1000).astype(int))
+        assert 0 < float(rates.max()) <= top
 
 
 @pytest.fixture(scope="module")

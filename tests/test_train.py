@@ -673,10 +673,36 @@ def test_tasks_share_a_model(tiny_corpus, tmp_path):
     assert result["finished"]
     rows = read_metrics(tmp_path / "run/metrics.jsonl")
     trained = [row for row in rows if row["kind"] == "train"]
-    kinds = ["causal_lm_loss" in row for row in trained]
+    kinds = ["causal/causal_lm_loss" in row for row in trained]
     assert kinds == [False, False, False, True, False, True]
-    assert {"masked_lm_loss", "causal_lm_loss"} <= result["eval"].keys()
+    scored = {"masked/masked_lm_loss", "causal/causal_lm_loss", "causal/perplexity"}
+    assert scored <= result["eval"].keys()
     assert bert_jax.load(tmp_path / "run").heads == ("lm", "pooler", "nsp")
+
+
+def test_tasks_with_the_same_rows_take_turns_at_them(tiny_corpus, tmp_path):
+    """No batch twice, none left out, and the same after a stop between two tasks."""
+    run = tiny.make_run(
+        tiny_corpus,
+        tasks=(("one", {}), ("two", {"objective.rate": 0.3})),
+        stages=(
+            {"steps": 2, "tasks": {"one": 2}},
+            {"steps": 4, "tasks": {"one": 2, "two": 2}},
+        ),
+        save_every=3,
+    )
+    train(run, tmp_path / "run", progress=False)
+    plain = tiny.make_run(tiny_corpus)
+    train(plain, tmp_path / "plain", progress=False)
+    batches = [
+        [row["batch"] for row in read_metrics(tmp_path / name / "metrics.jsonl")]
+        for name in ("run", "plain")
+    ]
+    assert batches[0] == batches[1]
+    copy = shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    shutil.rmtree(copy / "checkpoints/6")
+    train(run, copy, progress=False)
+    assert same(leaves(copy), leaves(tmp_path / "run"))
 
 
 def test_a_gradient_that_is_not_finite_is_skipped(tiny_corpus, tmp_path, monkeypatch):

@@ -90,6 +90,11 @@ class Corpus:
         """The table that `word_id` refers to, if there is one."""
         if "similar" not in self.about:
             return None
+        if not (self.path / "similar").is_dir():
+            raise InputError(
+                f"{self.path}: its folder similar, the table of its words, is gone: "
+                "copy the corpus again or prepare it again"
+            )
         table = load_similar(self.path / "similar")
         if table.hash != self.about["similar"]["hash"]:
             raise InputError(

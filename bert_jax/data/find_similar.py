@@ -127,7 +127,7 @@ def count_words(
         lengths = np.array([len(ids) for ids in encoded], np.int64)
         ids = np.concatenate([np.empty(0, tokenizer.dtype), *encoded])
         starts = np.flatnonzero(word_begins(ids, bits, lengths, tokenizer))
-        stops = np.append(starts[1:], len(ids))
+        stops = np.append(starts, len(ids))[1:]
         data = ids.tobytes()
         numbers += [
             known.setdefault(data[start * wide : stop * wide], len(known))

@@ -19,6 +19,7 @@ end, of a pair the longer one first.
 """
 
 import dataclasses
+import hashlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -47,6 +48,14 @@ class Labelled:
 
     def __len__(self) -> int:
         return len(self.arrays["ids"])
+
+    @property
+    def content(self) -> str:
+        """A hash of the examples as the model reads them."""
+        digest = hashlib.sha256()
+        for name in sorted(self.arrays):
+            digest.update(np.ascontiguousarray(self.arrays[name]))
+        return digest.hexdigest()[:16]
 
     def some(self, count: int) -> "Labelled":
         """`count` examples spread over all, or all if there are no more."""

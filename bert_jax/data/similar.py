@@ -24,7 +24,7 @@ from bert_jax.errors import InputError
 
 FORMAT = 1
 LONGEST = 8  # pieces of a word: the table is a rectangle, and longer words are rare
-ROWS = 1024  # words that are compared with all others at a time
+CELLS = 1 << 24  # cosines that are looked at at a time
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -71,7 +71,7 @@ class Similar:
         """The number of each piece's word, where `begins` is true at first pieces."""
         data, wide = ids.astype(np.int32).tobytes(), 4
         starts = np.flatnonzero(begins)
-        stops = np.append(starts[1:], len(ids))
+        stops = np.append(starts, len(ids))[1:]
         found = [
             self._known.get(data[start * wide : stop * wide], 0)
             for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)
@@ -171,12 +171,13 @@ def nearest(vectors: np.ndarray, sizes: np.ndarray, count: int) -> np.ndarray:
         most = min(count, len(same) - 1)
         if not most:
             continue
-        for at in range(0, len(same), ROWS):
-            rows = same[at : at + ROWS]
-            cosines = directions[rows] @ directions[same].T
-            cosines[np.arange(len(rows)), at + np.arange(len(rows))] = -np.inf
-            best = np.argpartition(-cosines, most - 1, axis=1)[:, :most]
-            order = np.argsort(-np.take_along_axis(cosines, best, 1), 1, kind="stable")
+        block = max(1, CELLS // len(same))
+        for at in range(0, len(same), block):
+            rows = same[at : at + block]
+            far = -(directions[rows] @ directions[same].T)
+            far[np.arange(len(rows)), at + np.arange(len(rows))] = np.inf
+            best = np.argpartition(far, most - 1, axis=1)[:, :most]
+            order = np.argsort(np.take_along_axis(far, best, 1), 1, kind="stable")
             best = np.take_along_axis(best, order, 1)
             found[rows, :most] = same[best] + 1
     return found

@@ -16,7 +16,7 @@ from bert_jax.models.model import Model
 from bert_jax.models.tokens import Tokens, rank_of
 
 Batch = Mapping[str, jax.Array]
-TEXTS = ("doc", "full")  # kinds of rows whose examples are text, and not pairs
+TEXTS = ("doc",)  # kinds of rows whose examples are one document's text
 
 
 @flax.struct.dataclass

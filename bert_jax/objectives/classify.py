@@ -21,6 +21,8 @@ class Classify(Objective):
     name = "classify"
     heads = ("pooler", "classify")
 
+    columns = ("label",)
+
     order: str = "all"  # who sees whom: all | causal, as the model was pretrained
 
     @property

@@ -6,8 +6,7 @@ Each example is cut between words into m = 1..3 parts, which are shown in an ord
 at random: one of 1! + 2! + 3! = 9 classes (ERNIE 2.0, Sun et al. 2020,
 arXiv:1907.12412, section 4.2). Special tokens stay where they are, words stay whole. A
 token's type is the number of its part as shown: without it, two parts swapped could be
-three, and a text left alone could be of any number. For rows of doc, or full with
-across=block.
+three, and a text left alone could be of any number. For rows of one document each: doc.
 
 Differs from the paper in: it does not say where parts end, nor how the model is told;
 here each set of word borders is as likely as any other.

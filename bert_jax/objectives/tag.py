@@ -21,6 +21,8 @@ class Tag(Objective):
     name = "tag"
     heads = ("tag",)
 
+    columns = ("tags",)
+
     order: str = "all"  # who sees whom: all | causal, as the model was pretrained
 
     @property

@@ -5,8 +5,7 @@
 Words that come again are common ones or what the text is about (ERNIE 2.0, Sun et al.
 2020, arXiv:1907.12412, section 4.2). Each example is cut between two words into halves
 that do not see each other, and every word of either is asked at its first piece whether
-it occurs in the other half. For rows of one document each: doc, or full with
-across=block.
+it occurs in the other half. For rows of one document each: doc.
 
 Differs from the paper in: the other part is the other half of the row, not all of the
 document; every word counts, also the commonest.

@@ -210,12 +210,15 @@ def test_parts_of_a_batch_add_up_to_the_whole(name: str):
     assert whole.carry["group"].sum(1).tolist() == [5, 0, 5, 0, 5, 0, 0, 5]
 
 
-def test_a_step_that_is_skipped_keeps_the_memory():
+def test_a_step_that_is_skipped_leaves_no_memory():
+    """The text goes on behind a row of which nothing was learned: what was carried
+    before is not the text before it."""
     of, model, optimizer = CausalLM(memory=5), Model(ARCH), optax.sgd(1.0)
     params = drawn_params(ARCH, heads=("lm",))
     params["embed"]["token"][43] = np.nan
     one = jnp.int32(0), params, optimizer.init(params), jnp.uint32(5)
-    state = TrainState(*one, of.first_carry(model, B))
+    filled = jax.tree.map(jnp.ones_like, of.first_carry(model, B))
+    state = TrainState(*one, filled)
     step = quick_jit(make_train_step(model, of, optimizer, nonfinite="skip"))
     batch = piece(text(), 0)
     assert (batch["ids"] == 43).any()

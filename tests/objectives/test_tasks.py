@@ -154,8 +154,8 @@ def test_rows_that_do_not_fit():
     assert {name: problems for name, problems in found.items() if problems} == {
         name: [f"{name} cannot use config.rows=pair: set it to {valid}"]
         for name, valid in (
-            ("token_document", "doc or full"),
-            ("sentence_reordering", "doc or full"),
+            ("token_document", "doc"),
+            ("sentence_reordering", "doc"),
             ("sentence_distance", "distance"),
         )
     }
