@@ -129,10 +129,12 @@ class Findings:
                 row.append(cell)
             rows.append(row)
         count = len(others) * len(self.columns)
-        title = (
-            f"Differences, with 95 % intervals: {clear} of {count} (marked *) leave "
-            f"out 0; if none were real, about {0.05 * count:.0f} would"
-        )
+        title = "Differences; one seed each says nothing of their noise"
+        if self.noise(*self.columns[0])[1]:
+            title = (
+                f"Differences, with 95 % intervals: {clear} of {count} (marked *) "
+                f"leave out 0; if none were real, about {0.05 * count:.0f} would"
+            )
         return [(title, head, rows)]
 
     def difference(self, one: dict, other: dict, *column) -> tuple[str, bool]:
@@ -198,7 +200,7 @@ def draw(found: Findings) -> bytes:
             axis.grid(alpha=0.3)
     if found.entries:
         lines, names = axes[0][0].get_legend_handles_labels()
-        figure.legend(lines, names, loc="outside lower center", ncols=5)
+        figure.legend(lines, names, loc="outside lower center", ncols=len(tasks) + 1)
     out = io.BytesIO()
     figure.savefig(out, dpi=110, format="png", metadata={"Software": None})
     pyplot.close(figure)
