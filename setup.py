@@ -39,6 +39,7 @@ setup(
         "etils[epath]>=1.14",
         "safetensors>=0.8",
         "matplotlib>=3.10",
+        "scipy>=1.17",  # probes and intervals of `compare`
         "tqdm>=4.67",
     ],
     extras_require={
@@ -55,7 +56,6 @@ setup(
             "pytest>=9",
             "pytest-xdist>=3.8",
             "ruff~=0.17.4",
-            "scipy>=1.17",
             "jieba>=0.42",
             "apache-beam~=2.77",
         ],

@@ -75,6 +75,8 @@ def test_batch_holds_the_rows_of_its_step(kind, corpus):
         read, place = order(6 * SIZE + n)
         number = int(order.rows_of(read)[place])
         row = rows.build([number], [rows.read(number, number + 1)], 1)
+        if kind == "stream":  # which a row by itself does not know
+            row["continues"][:] = read.epoch == 0
         assert_equal({name: column[n : n + 1] for name, column in batch.items()}, row)
 
 
@@ -291,7 +293,8 @@ def test_a_host_reads_little_more_than_it_feeds(length, real):
         hosts = (slice(0, size), slice(0, size // 2), slice(size // 2, size))
         ratios = [epoch_ratio(real, kind, length, size, host) for host in hosts]
         print(f"{kind:13} {length}: " + ", ".join(f"{r:.3f}" for r in ratios))
-        assert min(ratios) >= 0.99  # a stretch may serve as A and as B
+        # A stretch may serve as A and as B; a distant sentence serves others, too.
+        assert min(ratios) >= (0.9 if kind == "distance" else 0.99)
         assert max(ratios) <= 1.1
 
 
