@@ -628,7 +628,7 @@ def in_stages(tiny_corpus, tmp_path_factory):
 
 def test_stages_have_rows_rates_and_moments_of_their_own(in_stages, tiny_corpus):
     rows = [r for r in read_metrics(in_stages / "metrics.jsonl") if "lr" in r]
-    assert rows[3]["lr"] == 5e-4
+    assert rows[3]["lr"] == pytest.approx(5e-4)
     fresh = course.course_of(stage_run(tiny_corpus))
     assert [float(fresh.rate(n)) for n in range(6)] == [row["lr"] for row in rows]
     # Another length: other batches, the same ones as a run of that length begins with.
