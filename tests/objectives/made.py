@@ -63,3 +63,23 @@ def random_texts(
             room -= sum(map(len, words)) + 2
         texts.append(examples)
     return texts
+
+
+def counting(
+    rows: int, length: int, *, turns: int = 20, seed: int = 0, shuffled: bool = False
+) -> dict[str, np.ndarray]:
+    """Rows that count on from anywhere, modulo `turns`; or the same pieces in any order
+    and any row: within its row, what is left would still tell what is hidden."""
+    rng = np.random.default_rng(seed)
+    place = np.broadcast_to(np.arange(length, dtype=np.int32), (rows, length))
+    ids = (rng.integers(0, turns, (rows, 1)) + place) % turns
+    if shuffled:
+        ids = rng.permutation(ids.ravel()).reshape(ids.shape)
+    return {
+        "ids": ids.astype(np.int32),
+        "types": np.zeros_like(place),
+        "positions": place,
+        "group": np.ones_like(place),
+        "words": place + 1,
+        "row_id": np.arange(rows, dtype=np.int32),
+    }

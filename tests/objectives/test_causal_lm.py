@@ -1,19 +1,28 @@
 """Left to right: what is asked, what it costs, what must not be seen."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+import torch
 
+from bert_jax import parity
+from bert_jax.convert import engine
+from bert_jax.convert.tables import LAYOUTS
 from bert_jax.errors import InputError
 from bert_jax.models.arch import Arch
 from bert_jax.models.model import Model, init_params
-from bert_jax.models.tokens import Tokens, rank_of
 from bert_jax.objectives import OBJECTIVES
 from bert_jax.objectives.base import loss_of
 from bert_jax.objectives.causal_lm import CausalLM
-from bert_jax.step import Net
-from tests.models.made import quick_jit
+from bert_jax.parity import GRADIENT, OUTPUT, excess
+from bert_jax.presets import preset
+from bert_jax.step import Net, TrainState, make_train_step
+from tests.models.made import GPT2, TINY, drawn_params, probe, quick_jit
+from tests.objectives.made import FixedNet, counting
 from tests.reference import collectives_in, shardings
 
 # Two examples and padding in the first row, one example in the second.
@@ -143,37 +152,115 @@ def test_the_loss_of_knowing_nothing():
     assert float(loss_of(objective, means)) == pytest.approx(np.log(11), rel=1e-6)
 
 
-def test_no_prediction_sees_what_comes_after():
-    arch = Arch(
-        **dict(vocab_size=16, width=16, layers=2, heads=2, inner=24, max_positions=8),
-        **dict(types=0, norm_place="pre", embed_norm="none", lm_head="bare"),
-    )
-    params = init_params(Model(arch), jax.random.key(0), heads=("lm",))
-    given = batch()
-    tokens = Tokens(
-        ids=given["ids"],
-        types=given["types"],
-        positions=given["positions"],
-        group=given["group"],
-        rank=rank_of("causal", given["positions"]),
-    )
-    vectors = jax.random.normal(jax.random.key(1), (2, 6, 16))
+# By the piece that is asked for at each place of `where`, written out from IDS.
+ASKED = {
+    "forward": [(0, 0, 6), (0, 1, 7), (0, 3, 9), *((1, n, n + 5) for n in range(5))],
+    "backward": [(0, 0, 5), (0, 1, 6), (0, 3, 8), *((1, n, n + 4) for n in range(5))],
+}
+by_direction = pytest.mark.parametrize("direction", ASKED)
 
-    def scores(vectors):
-        shown = tokens.replace(vectors=vectors)
-        return Model(arch).apply({"params": params}, shown, heads=("lm",))["lm"][
-            ..., :16
-        ]
 
-    jacobian = quick_jit(jax.jacobian(lambda v: scores(v).sum(-1)))(vectors)
-    assert jacobian.shape == (2, 6, 2, 6, 16)
-    influence = np.abs(jacobian).sum(-1)
-    for row in range(2):
-        for i in range(6):
-            for j in range(6):
-                sees = i == j or (GROUP[row, i] == GROUP[row, j] > 0 and j < i)
-                assert (influence[row, i, row, j] > 0) == sees, (row, i, j)
-    assert not influence[0, :, 1].any()
+@by_direction
+def test_the_loss_by_hand(direction):
+    """The piece that is right has 1/2, 1/4 ... 1/256; of eleven pieces, it is the
+    likeliest three times. Places that are not asked do not count."""
+    of = CausalLM(direction=direction)
+    logits = np.full((2, 5, 11), 7.0, np.float32) * np.arange(11)
+    for n, (row, place, target) in enumerate(ASKED[direction], 1):
+        logits[row, place] = np.log((1 - 2.0**-n) / 10)
+        logits[row, place, target] = np.log(2.0**-n)
+    net = FixedNet(lm=jnp.asarray(logits))
+    means = of.terms(net, of.corrupt(keys(2), batch())).means
+    assert float(loss_of(of, means)) == pytest.approx(4.5 * math.log(2), rel=1e-5)
+    assert float(means["causal_lm_accuracy"].value) == 3 / 8
+
+
+@by_direction
+def test_no_prediction_sees_what_it_is_asked_for(direction):
+    """Through `terms`: nothing of the rest of the text in its direction, of another
+    example or of another row; and all that it may see."""
+    arch = TINY.but(**GPT2, lm_head="bare")
+    params = drawn_params(arch, heads=("lm",))
+    of = CausalLM(direction=direction)
+    asked = of.corrupt(keys(2), batch())
+    vectors = jax.random.normal(jax.random.key(1), (2, 6, arch.width))
+    weights = probe((arch.padded_vocab,))
+
+    @quick_jit
+    def heard(vectors):
+        def scores(vectors):
+            found = []
+
+            def net(tokens, **told):
+                out = Net(Model(arch), params)(tokens.replace(vectors=vectors), **told)
+                found.append(out["lm"])
+                return out
+
+            of.terms(net, asked)
+            real = jnp.where(jnp.arange(arch.padded_vocab) < V, found[0], 0.0)
+            return real @ weights
+
+        return jnp.abs(jax.jacrev(scores)(vectors)).max(-1)  # [B, S-1, B, S]
+
+    V = arch.vocab_size
+    influence = np.asarray(heard(vectors)) > 0
+    for row, place in np.ndindex(2, 5):
+        here = int(asked["where"][row, place])
+        for other, token in np.ndindex(2, 6):
+            gone = here - token if direction == "forward" else token - here
+            together = row == other and GROUP[row, here] == GROUP[row, token] > 0
+            sees = (row, here) == (other, token) or (together and gone >= 0)
+            assert influence[row, place, other, token] == sees, (row, here, other)
+
+
+def test_loss_and_gradients_are_those_of_gpt2s_class():
+    member, heads = preset("gpt2"), ("lm",)
+    arch, layout, of = parity.tiny(member.arch), LAYOUTS[member.layout], CausalLM()
+    params = drawn_params(arch, heads=heads)
+    rows = parity.random_rows(arch, [12, 7, 12], 12)
+    place = np.broadcast_to(np.arange(12, dtype=np.int32), rows.ids.shape)
+    given = {"ids": rows.ids, "positions": place, "types": np.zeros_like(rows.ids)}
+    given["group"] = rows.real.astype(np.int32)
+
+    @quick_jit
+    def compute(params):
+        def total(params):
+            asked = of.corrupt(keys(3), given)
+            return loss_of(of, of.terms(Net(Model(arch), params), asked).means)
+
+        with jax.default_matmul_precision("highest"):
+            return jax.value_and_grad(total)(params)
+
+    loss, gradients = jax.device_get(compute(params))
+    tensors, _ = engine.to_theirs(params, arch, layout, heads=heads)
+    theirs = parity.their_model(arch, layout, heads, tensors)
+    assert type(theirs).__name__ == "GPT2LMHeadModel"
+    out = theirs(
+        torch.tensor(rows.ids).long(),
+        attention_mask=torch.tensor(rows.real).long(),
+        labels=torch.tensor(np.where(rows.real, rows.ids, -100)).long(),
+    )
+    out.loss.backward()
+    assert excess(loss, out.loss.detach(), **OUTPUT) <= 1
+    its = {name: tensor.grad for name, tensor in theirs.named_parameters()}
+    flat, mine = engine.flatten(params), engine.flatten(gradients)
+    expected = parity.gradients_of(its, arch, layout, heads, flat)
+    assert expected.keys() == mine.keys()
+    for name in mine:
+        assert excess(mine[name], expected[name], **GRADIENT) <= 1, name
+
+
+def test_loss_at_initialisation():
+    sizes = dict(width=64, layers=1, heads=2, inner=256, vocab_size=3000)
+    model, of = Model(preset("gpt2").arch.but(**sizes)), CausalLM()
+
+    @quick_jit
+    def loss():
+        params = init_params(model, jax.random.key(0), heads=("lm",))
+        asked = of.corrupt(keys(16), counting(16, 16, turns=3000))
+        return loss_of(of, of.terms(Net(model, params), asked).means)
+
+    assert float(loss()) == pytest.approx(math.log(3000), abs=0.05)
 
 
 def test_it_is_known_by_name_and_devices_do_not_talk():
@@ -186,18 +273,18 @@ def test_it_is_known_by_name_and_devices_do_not_talk():
 
 
 def test_the_step_trains_it():
-    arch = Arch(vocab_size=16, width=16, layers=1, heads=2, inner=24, max_positions=8)
-    params = init_params(Model(arch), jax.random.key(0), heads=("lm",))
-    objective = CausalLM()
-    asked = objective.corrupt(keys(2), batch())
-
-    @jax.jit
-    def loss(params):
-        return loss_of(
-            objective, objective.terms(Net(Model(arch), params), asked).means
-        )
-
-    before = loss(params)
-    for _ in range(20):
-        params = jax.tree.map(lambda p, g: p - 0.1 * g, params, jax.grad(loss)(params))
-    assert loss(params) < before
+    """It learns to count, and not what was shuffled: chance is 1 in 20."""
+    arch = TINY.but(**GPT2, vocab_size=24, layers=1, dropout=0.0, attention_dropout=0.0)
+    of, optimizer = CausalLM(), optax.adam(1e-2)
+    step = quick_jit(make_train_step(Model(arch), of, optimizer))
+    fresh = init_params(Model(arch), jax.random.key(0), heads=("lm",))
+    scores = {}
+    for shuffled in (False, True):
+        one = jnp.int32(0), fresh, optimizer.init(fresh), jnp.uint32(0)
+        state = TrainState(*one)
+        for number in range(60):
+            rows = counting(16, 16, seed=number, shuffled=shuffled)
+            state, means = step(state, rows)
+        scores[shuffled] = float(means["causal_lm_accuracy"].value)
+    assert scores[False] > 0.9
+    assert scores[True] < 0.15
