@@ -66,6 +66,18 @@ def choose_runs(
     return taken
 
 
+def ranks_of(
+    candidates: jax.Array,  # bool [S], words
+    chosen: jax.Array,  # bool [S], those that are predicted
+    order: jax.Array,  # [S], the place of each in the order of its half
+) -> jax.Array:
+    """Who is known by when, as the table above has it: int32 [S]."""
+    S = len(order)
+    R = S // 2
+    own = jnp.where(candidates & ~chosen, -1, order)
+    return jnp.where(jnp.arange(S) < R, own, R + 1 + own).astype(jnp.int32)
+
+
 def permute(
     key: jax.Array,
     candidates: jax.Array,  # bool [S], words
@@ -101,7 +113,6 @@ def permute(
         # What lacks, piece by piece.
         chosen |= choose(keys[1], words_there & ~chosen, count - chosen.sum())
         order = jnp.argsort(jax.random.uniform(keys[2], chosen.shape))
-        rank = jnp.where(words_there & ~chosen, -1, order)
-        halves.append((chosen, rank + number * (R + 1)))
-    chosen, rank = (jnp.concatenate(parts) for parts in zip(*halves, strict=True))
-    return chosen, rank.astype(jnp.int32)
+        halves.append((chosen, order))
+    chosen, order = (jnp.concatenate(parts) for parts in zip(*halves, strict=True))
+    return chosen, ranks_of(candidates, chosen, order)

@@ -13,7 +13,7 @@ from scipy import stats
 from transformers import DataCollatorForPermutationLanguageModeling
 
 from bert_jax.models.tokens import plain, visible
-from bert_jax.objectives.permute import choose_runs, permute
+from bert_jax.objectives.permute import choose_runs, permute, ranks_of
 from tests.models import definitions as defined
 from tests.models.made import quick_jit
 
@@ -249,8 +249,9 @@ def test_collator_of_transformers(monkeypatch):
         monkeypatch.setattr(torch, "randperm", lambda n, o=order: torch.tensor(o))
         _, hides, _, labels = collator.torch_mask_tokens(torch.full((24, 8), 7))
         targets = (labels != -100).numpy()
-        rank = np.where(targets, np.tile(order, 2), -1) + 5 * half
-        tokens = plain(np.ones((24, 8))).replace(rank=jnp.asarray(rank))
+        places = np.broadcast_to(np.tile(order, 2), (24, 8))
+        rank = jax.vmap(ranks_of)(np.ones((24, 8), bool), targets, places)
+        tokens = plain(np.ones((24, 8))).replace(rank=rank)
         content = np.asarray(visible(tokens, tokens))
         query = np.asarray(visible(tokens, tokens, strict=True))
         ours = np.where(targets[:, :, None], query, content)
