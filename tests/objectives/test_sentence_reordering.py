@@ -1,19 +1,22 @@
 """Shuffled parts: put back in order they are the text; every order is as likely."""
 
 import itertools
+import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from scipy import stats
 
 from bert_jax.models.arch import Arch
 from bert_jax.models.heads import OUTPUTS
+from bert_jax.objectives.base import loss_of
 from bert_jax.objectives.sentence_reordering import PLACES, SentenceReordering
 from bert_jax.step import row_keys
 from tests.data.made import joined
 from tests.models.made import quick_jit
-from tests.objectives.made import packed, random_texts
+from tests.objectives.made import FixedNet, packed, random_texts
 
 OBJECTIVE = SentenceReordering()
 S = 48
@@ -129,6 +132,31 @@ def test_more_examples_than_there_is_room_for():
     assert OBJECTIVE.slots(S) == 8 == out["first"].shape[1]
     assert out["first"][0].tolist() == [4 * n for n in range(8)]
     assert out["weights"].all()
+
+
+def test_the_loss_by_hand():
+    """Three examples in two rows: 1/2, 1/4 and 1/8 for the class that is right."""
+    out = corrupted(packed([[[(5,), (6,)]] * 2, [[(7,), (8,), (9,)]]], 16))
+    slots = OBJECTIVE.slots(16)
+    logits = np.full((2, slots, 9), 7.0, np.float32) * np.arange(9)  # empty slots
+    asked = [(0, 0), (0, 1), (1, 0)]
+    for n, (row, slot) in enumerate(asked, 1):
+        logits[row, slot] = np.log((1 - 2.0**-n) / 8)
+        logits[row, slot, out["targets"][row, slot]] = np.log(2.0**-n)
+    net = FixedNet(reorder=jnp.asarray(logits))
+    means = OBJECTIVE.terms(net, out).means
+    loss = float(loss_of(OBJECTIVE, means))
+    assert loss == pytest.approx(2 * math.log(2), rel=1e-5)
+    assert float(means["sentence_reordering_accuracy"].total) == 3
+    assert float(OBJECTIVE.counts(out)["sentence_reordering_loss"]) == 3
+    assert net.asked["heads"] == ("pooler", "reorder")
+    np.testing.assert_array_equal(net.asked["first"], out["first"])
+    # It reads the parts as they are shown.
+    np.testing.assert_array_equal(net.tokens.ids, out["ids"])
+    np.testing.assert_array_equal(net.tokens.types, out["types"])
+    # Of classes that are one off it is another loss.
+    wrong = out | {"targets": (out["targets"] + 1) % 9}
+    assert float(loss_of(OBJECTIVE, OBJECTIVE.terms(net, wrong).means)) > 1.1 * loss
 
 
 def test_types_are_needed():

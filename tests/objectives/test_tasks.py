@@ -20,13 +20,14 @@ from bert_jax.objectives.base import loss_of
 from bert_jax.objectives.capitalisation import Capitalisation
 from bert_jax.objectives.discourse_relation import DiscourseRelation
 from bert_jax.objectives.ir_relevance import IRRelevance
+from bert_jax.objectives.losses import cross_entropy
 from bert_jax.objectives.masked_lm import MaskedLM
 from bert_jax.objectives.sentence_distance import SentenceDistance
 from bert_jax.objectives.sentence_reordering import SentenceReordering
 from bert_jax.objectives.token_document import TokenDocument
 from bert_jax.optim import Optim, make_optimizer
 from bert_jax.step import Net, TrainState, make_train_step, row_keys
-from tests.models.made import quick_jit
+from tests.models.made import drawn_params, quick_jit
 from tests.objectives.made import MASK, SPECIAL, FixedNet, packed, random_texts
 from tests.reference import assert_devices_do_not_talk, fresh_params
 
@@ -193,6 +194,40 @@ def test_pairs_by_hand(task):
     assert float(task.counts(out)[f"{task.name}_loss"]) == 3
     assert net.asked["heads"] == ("pooler", task.heads[-1])
     np.testing.assert_array_equal(net.asked["first"], batch["first"])
+
+
+def test_an_example_tells_nothing_of_another_in_its_row():
+    """Through `terms`, exactly: each answer hears every token of its own example, and
+    no other of the row."""
+    task = TASKS[3]
+    assert task.name == "sentence_distance"
+    batch = {name: column[:4] for name, column in labelled_batch().items()}
+    params = drawn_params(ARCH, heads=task.heads)
+    vectors = jax.random.normal(jax.random.key(0), (4, S, ARCH.width))
+
+    @quick_jit
+    def heard(vectors):
+        def losses(vectors):
+            found = []
+
+            def net(tokens, **asked):
+                shown = tokens.replace(vectors=vectors)
+                found.append(Net(Model(ARCH), params)(shown, **asked))
+                return found[0]
+
+            out = task.corrupt(None, batch)
+            task.terms(net, out)
+            each = cross_entropy(found[0][task.heads[-1]], out["targets"])
+            return each.sum(0)  # rows hear nothing of each other: [G]
+
+        return jnp.abs(jax.jacrev(losses)(vectors)).max(-1)  # [G, B, S]
+
+    found = np.moveaxis(np.asarray(heard(vectors)), 0, 1) > 0
+    asked = batch["next_sentence"] >= 0
+    assert asked.sum(1).max() > 1
+    for row, slot in np.argwhere(asked):
+        own = batch["group"][row] == slot + 1
+        np.testing.assert_array_equal(found[row, slot], own)
 
 
 def test_labels_that_the_head_has_not():
