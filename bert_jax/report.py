@@ -5,7 +5,9 @@ to be the same for all entries and pooled: with x̄ the mean of n seeds
 
     s² = Σ (x - x̄)² / Σ (n - 1)      difference:  x̄₁ - x̄₂  ±  t s √(1/n₁ + 1/n₂)
 
-where t is Student's at 95 % for Σ (n - 1) degrees of freedom. That is the noise of
+where t is Student's at 95 % for Σ (n - 1) degrees of freedom. An entry whose seeds all
+score the same (MCC is exactly 0 where one class is always said) tells nothing of the
+spread of the others: it is left out of both sums, and marked. That is the noise of
 pretraining and finetuning again; the dev set is the same for all, and its own standard
 error, by the bootstrap, is given beside.
 """
@@ -23,6 +25,7 @@ import scipy.stats
 from bert_jax.whole import write_text
 
 KINDS = {"probe": "linear probe", "finetune": "finetuned"}
+CONSTANT = "†"  # marks what is the same with all seeds
 SMOOTH = 10  # steps over which finetuning losses are averaged for the picture
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 76em;
@@ -109,6 +112,8 @@ class Findings:
         total, free = 0.0, 0
         for entry in self.entries:
             values = self.values(entry, kind, task)
+            if constant(values):
+                continue
             total += sum((x - statistics.mean(values)) ** 2 for x in values)
             free += len(values) - 1
         return (math.sqrt(total / free) if free else math.nan), free
@@ -120,33 +125,43 @@ class Findings:
         first, *others = self.entries
         head = [f"minus {first['name']}"]
         head += [f"{KINDS[kind]}: {task}" for kind, task in self.columns]
-        rows, clear = [], 0
+        rows, clear, count = [], 0, 0
         for entry in others:
             row = [entry["name"]]
             for column in self.columns:
-                cell, differs = self.difference(entry, first, *column)
-                clear += differs
-                row.append(cell)
+                gap, reach = self.difference(entry, first, *column)
+                cell = f"{gap:+.3f}"
+                if not math.isnan(reach):
+                    differs = abs(gap) > reach
+                    count, clear = count + 1, clear + differs
+                    cell += f" ± {reach:.3f}" + " *" * differs
+                sides = (self.values(side, *column) for side in (entry, first))
+                row.append(cell + f" {CONSTANT}" * any(map(constant, sides)))
             rows.append(row)
-        count = len(others) * len(self.columns)
         title = "Differences; one seed each says nothing of their noise"
-        if self.noise(*self.columns[0])[1]:
+        if count:
             title = (
                 f"Differences, with 95 % intervals: {clear} of {count} (marked *) "
-                f"leave out 0; if none were real, about {0.05 * count:.0f} would"
+                f"leave out 0; if none were real, about {0.05 * count:.0f} would. "
+                f"{CONSTANT}: one of the two scores the same with all seeds; the "
+                "interval is as wide as the spread of the others makes it"
             )
         return [(title, head, rows)]
 
-    def difference(self, one: dict, other: dict, *column) -> tuple[str, bool]:
+    def difference(self, one: dict, other: dict, *column) -> tuple[float, float]:
+        """Of the means, and how far its interval reaches; nan if no spread is known."""
         a, b = (self.values(entry, *column) for entry in (one, other))
         gap = statistics.mean(a) - statistics.mean(b)
         noise, free = self.noise(*column)
         if not free:
-            return f"{gap:+.3f}", False
-        reach = noise * scipy.stats.t.ppf(0.975, free)
-        reach *= math.sqrt(1 / len(a) + 1 / len(b))
-        differs = abs(gap) > reach
-        return f"{gap:+.3f} ± {reach:.3f}{' *' if differs else ''}", differs
+            return gap, math.nan
+        reach = noise * float(scipy.stats.t.ppf(0.975, free))
+        return gap, reach * math.sqrt(1 / len(a) + 1 / len(b))
+
+
+def constant(values: list[float]) -> bool:
+    """Several seeds, one score."""
+    return len(values) > 1 and min(values) == max(values)
 
 
 def own_accuracy(entry: dict) -> str:
@@ -161,6 +176,8 @@ def spread(values: list[float]) -> str:
     middle = statistics.median(values)
     if len(values) == 1:
         return f"{middle:.3f}"
+    if constant(values):
+        return f"{middle:.3f} (all {len(values)} seeds) {CONSTANT}"
     return f"{middle:.3f} ({min(values):.3f} – {max(values):.3f})"
 
 
@@ -270,8 +287,10 @@ fifth of them. Finetuning takes
 without pretraining. Before the end of the budget the learning rate has not come down,
 which the scores along the way feel. Below: means over {SMOOTH} steps.</p>
 {"".join(as_html_table(*table) for table in tables)}
-<p>An interval is the noise of other seeds alone: with few seeds it is wide, and "no
-difference" means that none was seen here, not that there is none.</p>
+<p>An interval is the noise of other seeds alone. Seeds are few, so their spread is
+pooled over the entries, and assumed to be equal for all of them; entries that score the
+same with all seeds ({CONSTANT}) are left out of it. With few seeds an interval is wide,
+and "no difference" means that none was seen here, not that there is none.</p>
 <h2>Configuration</h2><pre>{config}</pre>
 </body></html>
 """
