@@ -7,8 +7,9 @@ standardised, and
     min over W, b of  mean -log softmax(W f + b)[label]  +  λ/2 ‖W‖²
 
 is minimised (L-BFGS) for a few λ, of which the best on a held-out fifth of the training
-examples is used for all of them (as in SentEval, Conneau and Kiela 2018,
-arXiv:1803.05449). Nothing in it is drawn, so the same states give the same score.
+examples (whole sentences, where each word is labelled) is used for all of them (as in
+SentEval, Conneau and Kiela 2018, arXiv:1803.05449). Nothing in it is
+drawn, so the same states give the same score.
 """
 
 import dataclasses
@@ -53,10 +54,12 @@ class Probe:
         """The score on the dev part."""
         tagged = task.objective == "tag"
         read = partial(features, model, params, layers=self.layers)
-        fit, labels = read(train.some(self.sentences if tagged else self.examples))
-        test, gold = read(dev)
+        some = train.some(self.sentences if tagged else self.examples)
+        fit, labels, owner = read(some)
+        test, gold, _ = read(dev)
         mean, scale = fit.mean(0), fit.std(0) + 1e-6
-        weights = fit_best((fit - mean) / scale, labels, classes=len(train.labels))
+        fit, classes = (fit - mean) / scale, len(train.labels)
+        weights = fit_best(fit, labels, owner, classes=classes)
         said = predict(weights, (test - mean) / scale)
         if tagged:
             return score(task.metric, *dev.named_tags(said))
@@ -82,22 +85,27 @@ def reader(model: Model, layers: int, *, tagged: bool) -> Callable:
 
 def features(
     model: Model, params: dict, data: Labelled, *, layers: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Features [n, layers · D] of texts, or of words, and their labels [n]."""
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Features [n, layers · D] of texts, or of words, their labels [n], and the number
+    of the example that each is from [n]."""
     tagged = "tags" in data.arrays
     read = reader(model, layers, tagged=tagged)
-    found, labels = [], []
-    for batch in data.in_order(BATCH):
+    found, labels, owner = [], [], []
+    for number, batch in enumerate(data.in_order(BATCH)):
         gold = batch["tags"] if tagged else batch["label"][:, 0]
         there = gold >= 0
         found.append(np.asarray(read(params, batch))[there])
         labels.append(gold[there])
-    return np.concatenate(found), np.concatenate(labels)
+        owner.append(number * BATCH + np.nonzero(there)[0])
+    return np.concatenate(found), np.concatenate(labels), np.concatenate(owner)
 
 
-def fit_best(x: np.ndarray, labels: np.ndarray, *, classes: int) -> np.ndarray:
-    """W and, in the last row, b, with the λ that does best on a held-out fifth."""
-    held = np.arange(len(x)) % 5 == 0
+def fit_best(
+    x: np.ndarray, labels: np.ndarray, owner: np.ndarray, *, classes: int
+) -> np.ndarray:
+    """W and, in the last row, b, with the λ that does best on a held-out fifth of the
+    examples: words of one sentence know too much of each other."""
+    held = owner % 5 == 0
     fit = partial(fit_logistic, classes=classes)
     losses = {}
     for strength in STRENGTHS:

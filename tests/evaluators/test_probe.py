@@ -9,7 +9,9 @@ from bert_jax.data.labelled import read_labelled
 from bert_jax.data.tasks import Task
 from bert_jax.data.tokenizers import WordPiece
 from bert_jax.evaluators.probe import (
+    STRENGTHS,
     Probe,
+    features,
     fit_best,
     fit_logistic,
     logistic_loss,
@@ -48,12 +50,42 @@ def test_labels_without_a_pattern_are_not_found():
     """Many features, few examples: the held-out fifth must choose a strong λ."""
     rng = np.random.default_rng(0)
     x, plane = rng.normal(size=(2, 400, 50)), rng.normal(size=50)
-    gold = (x @ plane > 0).astype(int)
-    learnt = predict(fit_best(x[0], gold[0], classes=2), x[1])
+    gold, each = (x @ plane > 0).astype(int), np.arange(400)
+    learnt = predict(fit_best(x[0], gold[0], each, classes=2), x[1])
     assert (learnt == gold[1]).mean() > 0.9
     noise = rng.integers(0, 2, (2, 400))
-    learnt = predict(fit_best(x[0], noise[0], classes=2), x[1])
+    learnt = predict(fit_best(x[0], noise[0], each, classes=2), x[1])
     assert abs((learnt == noise[1]).mean() - 0.5) < 0.1  # 4 standard errors
+
+
+def test_no_sentence_is_on_both_sides():
+    """Five words with the vector and the label of their sentence, and labels without a
+    pattern: who fits some words knows the others, but no other sentence."""
+    rng = np.random.default_rng(0)
+    owner = np.repeat(np.arange(100), 5)
+    x, labels = rng.normal(size=(100, 50))[owner], rng.integers(0, 2, 100)[owner]
+    fits = [fit_logistic(x, labels, classes=2, strength=s) for s in STRENGTHS]
+    by_sentence = fit_best(x, labels, owner, classes=2)
+    np.testing.assert_array_equal(by_sentence, fits[0])
+    by_word = fit_best(x, labels, np.arange(500), classes=2)
+    np.testing.assert_array_equal(by_word, fits[-1])
+
+
+def test_every_word_has_its_sentence(tmp_path):
+    """Also in the second batch; sentences are of one to three words."""
+    sizes = [1 + n % 3 for n in range(70)]
+    text = "\n\n".join("\n".join(["a\tO"] * size) for size in sizes)
+    (tmp_path / "x.conll").write_text(text + "\n")
+    data = read_labelled(
+        tmp_path / "x.conll",
+        tokenizer=WordPiece(PIECES),
+        length=8,
+        columns={"word": 0, "tag": 1},
+    )
+    params = init_params(Model(ARCH), jax.random.key(0), heads=())
+    found, labels, owner = features(Model(ARCH), params, data, layers=1)
+    assert len(found) == len(labels) == sum(sizes)
+    np.testing.assert_array_equal(owner, np.repeat(np.arange(70), sizes))
 
 
 @pytest.fixture(scope="module")
