@@ -18,6 +18,7 @@ stand at a later place than A, so that a model that looks at the order alone can
 
 import argparse
 import json
+import math
 import random
 from pathlib import Path
 
@@ -25,8 +26,10 @@ import jax
 import numpy as np
 
 from bert_jax.config import load_config, override, resolve
+from bert_jax.data.corpus import open_corpus
 from bert_jax.data.labelled import read_labelled
 from bert_jax.data.prepare import prepare
+from bert_jax.data.rows import Rows
 from bert_jax.data.tasks import Task
 from bert_jax.data.tokenizers import train_wordpiece
 from bert_jax.evaluate import evaluate
@@ -36,6 +39,7 @@ from bert_jax.models.model import Model, init_params
 from bert_jax.train import train
 
 TOPICS, WORDS, PLACES = 16, 4, 8  # topics of so many words; sentences of a document
+EARLY = 20  # steps that finetuning begins with
 SIZES = {
     "arch.layers": 2,
     "arch.width": 64,
@@ -82,7 +86,7 @@ def make_corpora(folder: Path, *, documents: int) -> tuple[Path, Path]:
     ]
     vocabulary = TOPICS * (WORDS + PLACES) + 60  # letters, signs, pieces
     tokenizer = train_wordpiece(
-        (text.read_text() for text in texts), vocab_size=vocabulary, progress=False
+        [texts[0].read_text()], vocab_size=vocabulary, progress=False
     )
     found = []
     for text in texts:
@@ -106,15 +110,33 @@ def pretrain(
 
 
 def pairs_and_order(folder: Path, *, documents: int = 2000, steps: int = 1500) -> dict:
-    """Accuracy of a model of each kind at each of the two questions."""
-    data, held_out = make_corpora(folder / "text", documents=documents)
+    """Accuracy of a model of each kind at each of the two questions, of how many pairs,
+    and its interval."""
+    data, held_out = make_corpora(folder / f"text-{documents}", documents=documents)
     found = {}
     for learned in ("pair", "order"):
         model = pretrain(data, folder / learned, rows=learned, steps=steps)
         for asked in ("pair", "order"):
             scores = evaluate(model, data=held_out, rows=asked, batch=64)
-            found[f"{learned} asked {asked}"] = scores["next_sentence_accuracy"]
+            accuracy = scores["next_sentence_accuracy"]
+            rows = Rows(open_corpus(held_out), asked, SIZES["length"])  # as it reads
+            pairs = int((rows.plan.labels >= 0).sum())
+            found[f"{learned} asked {asked}"] = {
+                "accuracy": accuracy,
+                "pairs": pairs,
+                "95 % interval": wilson(accuracy, pairs),
+            }
     return found
+
+
+def wilson(share: float, count: int) -> tuple[float, float]:
+    """The 95 % interval of a share of `count` answers (Wilson 1927): of the choice of
+    pairs, not of another training."""
+    z = 1.959964
+    middle = (share + z**2 / (2 * count)) / (1 + z**2 / count)
+    reach = math.sqrt(share * (1 - share) / count + (z / (2 * count)) ** 2)
+    reach *= z / (1 + z**2 / count)
+    return middle - reach, middle + reach
 
 
 def write_labelled(path: Path, *, examples: int, seed: int) -> Path:
@@ -160,7 +182,10 @@ def draw(pairs: dict, losses: dict, path: Path) -> None:
     from matplotlib import pyplot
 
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")
-    left.barh([*pairs], [*pairs.values()])
+    accuracies = np.asarray([score["accuracy"] for score in pairs.values()])
+    ends = np.asarray([score["95 % interval"] for score in pairs.values()])
+    reach = np.abs(ends.T - accuracies)
+    left.barh([*pairs], accuracies, xerr=reach, capsize=3)
     left.axvline(0.5, color="black", linestyle=":")
     left.set(title="accuracy of pair heads (dotted: chance)", xlim=(0, 1))
     left.invert_yaxis()
@@ -183,8 +208,14 @@ def main() -> None:
     pairs = pairs_and_order(workdir)
     losses = pretrained_and_scratch(workdir, workdir / "pair")
     draw(pairs, losses, workdir / "claims.png")
-    early = {name: float(np.mean(curves)) for name, curves in losses.items()}
-    print(json.dumps({"accuracy": pairs, "mean loss of finetuning": early}, indent=2))
+    means = {
+        name: {
+            "all steps": float(np.mean(curves)),
+            f"first {EARLY} steps": float(np.mean(np.asarray(curves)[:, :EARLY])),
+        }
+        for name, curves in losses.items()
+    }
+    print(json.dumps({"pairs": pairs, "mean loss of finetuning": means}, indent=2))
     print(f"drawn in {workdir / 'claims.png'}")
 
 
