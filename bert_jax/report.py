@@ -138,7 +138,7 @@ class Findings:
                 sides = (self.values(side, *column) for side in (entry, first))
                 row.append(cell + f" {CONSTANT}" * any(map(constant, sides)))
             rows.append(row)
-        title = "Differences; one seed each says nothing of their noise"
+        title = "Differences; there is no spread over seeds to judge them by"
         if count:
             title = (
                 f"Differences, with 95 % intervals: {clear} of {count} (marked *) "

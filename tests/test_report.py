@@ -64,7 +64,7 @@ def test_without_any_spread_there_is_no_interval():
     found = findings(zero=[0.0, 0.0], one=[0.5])
     assert found.noise("probe", "t")[1] == 0
     title, _, rows = found.differences()[0]
-    assert "0 of 0" in title
+    assert "no spread over seeds" in title
     assert rows == [["one", "+0.500 †", "+0.500 †"]]
 
 
