@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from bert_jax.models.arch import Arch
 from bert_jax.models.model import Model
 from bert_jax.models.tokens import Tokens, rank_of
+from bert_jax.objectives.losses import correct, cross_entropy
 
 Batch = Mapping[str, jax.Array]
 TEXTS = ("doc",)  # kinds of rows whose examples are one document's text
@@ -135,6 +136,15 @@ def wrong_rows(name: str, rows: str, valid: tuple[str, ...]) -> list[str]:
     if rows in valid:
         return []
     return [f"{name} cannot use config.rows={rows}: set it to {' or '.join(valid)}"]
+
+
+def pair_means(scores: jax.Array, labels: jax.Array) -> dict[str, Mean]:
+    """Of next-sentence logits [B, G, 2]: up to G pairs a row, label -1 is none."""
+    there, labels = labels >= 0, jnp.maximum(labels, 0)
+    return {
+        "next_sentence_loss": Mean.of(cross_entropy(scores, labels), there),
+        "next_sentence_accuracy": Mean.of(correct(scores, labels), there),
+    }
 
 
 def loss_of(

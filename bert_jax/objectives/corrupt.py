@@ -19,6 +19,27 @@ import jax.numpy as jnp
 import numpy as np
 
 
+def wrong_shares(objective, *, weights: tuple[str, ...]) -> list[str]:
+    """What is no share among rate, hide and randomise, and no weight among these."""
+    found = {name: getattr(objective, name) for name in ("rate", "hide", "randomise")}
+    problems = [
+        f"objective.{name}={value} must be between 0 and 1"
+        for name, value in found.items()
+        if not 0 <= value <= 1
+    ]
+    if found["rate"] == 0:
+        problems.append("objective.rate=0 predicts nothing")
+    if found["hide"] + found["randomise"] > 1:
+        problems.append(
+            f"objective.hide={found['hide']} and objective.randomise="
+            f"{found['randomise']} add up to more than 1"
+        )
+    for name in weights:
+        if getattr(objective, name) < 0:
+            problems.append(f"objective.{name}={getattr(objective, name)} is negative")
+    return problems
+
+
 def budget(length: int, rate: float) -> np.ndarray:
     """Predictions for a row of n real tokens, n = 0..length, as BERT counts them.
 

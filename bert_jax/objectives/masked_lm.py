@@ -34,6 +34,7 @@ from bert_jax.objectives.base import (
     Net,
     Objective,
     Terms,
+    pair_means,
     tokens_of,
     wrong_task,
 )
@@ -67,21 +68,7 @@ class MaskedLM(Objective):
     table: Any = None
 
     def __post_init__(self):
-        problems = [
-            f"objective.{name}={getattr(self, name)} must be between 0 and 1"
-            for name in ("rate", "hide", "randomise")
-            if not 0 <= getattr(self, name) <= 1
-        ]
-        if self.rate == 0:
-            problems.append("objective.rate=0 predicts nothing")
-        if self.hide + self.randomise > 1:
-            problems.append(
-                f"objective.hide={self.hide} and objective.randomise={self.randomise} "
-                "add up to more than 1"
-            )
-        for name in ("next_sentence", "boundary"):
-            if getattr(self, name) < 0:
-                problems.append(f"objective.{name}={getattr(self, name)} is negative")
+        problems = corrupt.wrong_shares(self, weights=("next_sentence", "boundary"))
         choices = {"choose": CHOICES, "replace": ("token", "run", "similar")}
         for name, valid in choices.items():
             if getattr(self, name) not in valid:
@@ -202,17 +189,7 @@ class MaskedLM(Objective):
         )
         means = self.scores(out["lm"], batch)
         if self.next_sentence:
-            # A row holds up to G pairs; label -1 marks an empty slot.
-            labels = jnp.maximum(batch["next_sentence"], 0)
-            filled = batch["next_sentence"] >= 0
-            means |= {
-                "next_sentence_loss": Mean.of(
-                    cross_entropy(out[self.pair_head], labels), filled
-                ),
-                "next_sentence_accuracy": Mean.of(
-                    correct(out[self.pair_head], labels), filled
-                ),
-            }
+            means |= pair_means(out[self.pair_head], batch["next_sentence"])
         if self.boundary:
             bounded, targets = batch["bounded"], batch["targets"]
             means |= {

@@ -28,7 +28,7 @@ from bert_jax.errors import InputError
 from bert_jax.models.arch import Arch
 from bert_jax.models.tokens import Tokens, rank_of
 from bert_jax.objectives import corrupt
-from bert_jax.objectives.base import Batch, Mean, Net, Objective, Terms
+from bert_jax.objectives.base import Batch, Mean, Net, Objective, Terms, pair_means
 from bert_jax.objectives.losses import correct, cross_entropy
 
 FORMS = ("bidirectional", "seq2seq", "left_to_right", "right_to_left")
@@ -56,21 +56,7 @@ class UniLM(Objective):
     next_sentence: float = 1.0  # λ; 0 on rows that are not pairs
 
     def __post_init__(self):
-        problems = [
-            f"objective.{name}={getattr(self, name)} must be between 0 and 1"
-            for name in ("rate", "hide", "randomise")
-            if not 0 <= getattr(self, name) <= 1
-        ]
-        if self.rate == 0:
-            problems.append("objective.rate=0 predicts nothing")
-        if self.hide + self.randomise > 1:
-            problems.append(
-                f"objective.hide={self.hide} and objective.randomise={self.randomise} "
-                "add up to more than 1"
-            )
-        for name in (*FORMS, "next_sentence"):
-            if getattr(self, name) < 0:
-                problems.append(f"objective.{name}={getattr(self, name)} is negative")
+        problems = corrupt.wrong_shares(self, weights=(*FORMS, "next_sentence"))
         if not any(getattr(self, form) for form in FORMS):
             named = ", ".join(f"objective.{form}" for form in FORMS)
             problems.append(f"{named} are all 0: no row has a form")
@@ -167,13 +153,7 @@ class UniLM(Objective):
                 its = weights * (batch["form"] == number)[:, None]
                 means[f"{form}_loss"] = Mean.of(loss, its)
         if self.pairs:
-            # A row holds up to G pairs; label -1 marks an empty slot.
-            labels, asked = batch["next_sentence"], batch["next_sentence"] >= 0
-            scores, labels = out[self.pair_head], jnp.maximum(labels, 0)
-            means |= {
-                "next_sentence_loss": Mean.of(cross_entropy(scores, labels), asked),
-                "next_sentence_accuracy": Mean.of(correct(scores, labels), asked),
-            }
+            means |= pair_means(out[self.pair_head], batch["next_sentence"])
         return Terms(means)
 
 
