@@ -68,8 +68,9 @@ def random_texts(
 def counting(
     rows: int, length: int, *, turns: int = 20, seed: int = 0, shuffled: bool = False
 ) -> dict[str, np.ndarray]:
-    """Rows that count on from anywhere, modulo `turns`; or the same pieces in any order
-    and any row: within its row, what is left would still tell what is hidden."""
+    """Rows that count on from anywhere, modulo `turns`, two pieces a word; or the same
+    pieces in any order and any row: within its row, what is left would tell a lot of
+    what is hidden."""
     rng = np.random.default_rng(seed)
     place = np.broadcast_to(np.arange(length, dtype=np.int32), (rows, length))
     ids = (rng.integers(0, turns, (rows, 1)) + place) % turns
@@ -80,6 +81,6 @@ def counting(
         "types": np.zeros_like(place),
         "positions": place,
         "group": np.ones_like(place),
-        "words": place + 1,
+        "words": place // 2 + 1,
         "row_id": np.arange(rows, dtype=np.int32),
     }
