@@ -17,6 +17,7 @@ import bert_jax
 from bert_jax import generate as generation
 from bert_jax.checkpoint import Checkpoints
 from bert_jax.cli import main
+from bert_jax.config import objective_fields
 from bert_jax.convert.engine import to_theirs
 from bert_jax.convert.hf import export_model
 from bert_jax.convert.tables import LAYOUTS
@@ -420,7 +421,8 @@ def test_a_text_goes_on(gpt2, capsys):
 
 
 def test_another_text_is_written(unilm, capsys):
-    """UniLM's greedy answer is that of `naive`, with types 4 and 5; [SEP] ends it."""
+    """UniLM's greedy answer is that of `naive`, with types 4 and 5; [SEP] ends it. Its
+    probability is by the model as it is: of pieces that are barred, too."""
     model = bert_jax.load(unilm)
     tokenizer, text = model.tokenizer, "the cat likes a red house"
     (one,) = model.generate(text, length=8)
@@ -431,7 +433,7 @@ def test_another_text_is_written(unilm, capsys):
             {"params": model.params}, tokens, where=where, heads=("lm",)
         )["lm"][0, 0, :100]
     )
-    written = []
+    written, told, without = [], 0.0, 0.0
     while len(written) < 8:
         ids = [*source, *written, tokenizer.mask_id]
         ids += [0] * (32 - len(ids))
@@ -444,11 +446,17 @@ def test_another_text_is_written(unilm, capsys):
             prefix=[len(source)],
         )
         logits = np.array(net(tokens, jnp.array([[end]])))
+        bare = jax.nn.log_softmax(logits)
         logits[barred] = -np.inf
-        if logits.argmax() == tokenizer.sep_id:
+        piece = int(logits.argmax())
+        told += float(bare[piece])
+        without += float(jax.nn.log_softmax(logits)[piece])
+        if piece == tokenizer.sep_id:
             break
-        written.append(int(logits.argmax()))
+        written.append(piece)
     assert one["ids"] == written
+    assert one["log_probability"] == pytest.approx(told, rel=1e-4)
+    assert without > told + 0.01  # what is barred has a share of its own
     assert one["text"] == tokenizer.decode(written)
     main(["generate", str(unilm), text, "--length", "8"])
     assert capsys.readouterr().out == one["text"] + "\n"
@@ -473,6 +481,29 @@ def test_a_run_writes_as_it_was_trained(tiny_corpus, tmp_path, monkeypatch):
     backward = dataclasses.replace(model.preset, hyper={"direction": "backward"})
     with pytest.raises(InputError, match="trained from right to left: it cannot go on"):
         dataclasses.replace(model, preset=backward).generate("the cat")
+
+
+@pytest.mark.parametrize("name", ["gpt2", "unilm-base-cased"])
+def test_what_a_run_was_trained_by_counts(name, tiny_corpus, tmp_path, monkeypatch):
+    """Not what its preset is known for: by masked_lm no member learns to write."""
+    member = preset(name)
+    arch = member.arch.but(vocab_size=100)
+    config = tiny.make_run(tiny_corpus).as_dict() | {"preset": name}
+    config["arch"] = dataclasses.asdict(arch)
+    monkeypatch.setattr(Checkpoints, "good_params", lambda *_: (6, {"lm": {}}))
+    tiny_corpus.tokenizer.save(tmp_path / "tokenizer")
+
+    def trained_by(objective: str):
+        corpus = {"content": "", "tokenizer": {"hash": ""}}
+        its = config | {"objective": objective_fields(objective)}
+        about = {"config": its, "heads": ["lm"], "corpus": corpus}
+        (tmp_path / "run.json").write_text(json.dumps(about))
+        return bert_jax.load(tmp_path)
+
+    form = generation.form_of(trained_by(member.objective))
+    assert form.order == ("prefix" if member.objective == "unilm" else "causal")
+    with pytest.raises(InputError, match="that learned to read texts from both sides"):
+        trained_by("masked_lm").generate("the cat")
 
 
 def test_errors(gpt2, tmp_path, tiny_tokenizer):

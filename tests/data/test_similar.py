@@ -203,6 +203,26 @@ def test_what_cannot_be_made(source, tokenizer, tmp_path):
         load_similar(tmp_path)
 
 
+def test_texts_without_any_piece(table, folder, source, tokenizer, tmp_path):
+    """A file of U+200B alone: cleaning leaves nothing of it. Among others it changes
+    nothing; by itself it is too little."""
+    (tmp_path / "empty.txt").write_text("\u200b\n\n\u200b\n")
+    empty = str(tmp_path / "empty.txt")
+    nothing = np.zeros(0, np.int32)
+    found = table.numbers(nothing, nothing > 0)
+    assert (found.shape, found.dtype) == ((0,), table.dtype)
+    told = dict(tokenizer=tokenizer, words="spaces", neighbours=4, progress=False)
+    assert similar_from_text([empty, source], **told) == table
+    with pytest.raises(InputError, match="the text has 0 words"):
+        similar_from_text([empty], **told)
+    options = dict(tokenizer=tokenizer, words=str(folder), progress=False)
+    both = prepare([empty, source], out=tmp_path / "both", **options)
+    alone = prepare([source], out=tmp_path / "alone", **options)
+    assert both.about["pieces"] == alone.about["pieces"]
+    for corpus in (both, alone):
+        assert corpus.read_columns(0, 50)["word_id"].any()
+
+
 # --- the column ----------------------------------------------------------------------
 
 
