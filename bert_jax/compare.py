@@ -7,7 +7,8 @@ FLOPs buys of its own steps, generator and heads included (flops.py). What is as
 what transfers: linear probes along the way, probes and short finetuning at the end, for
 each of several seeds.
 
-    DIR/comparison.json            what is compared; another one is refused
+    DIR/comparison.json            what is compared, with what a step takes and a hash
+                                   of the tasks; another one is refused
     DIR/tokenizer, DIR/corpus      made once, from raw text
     DIR/runs/ENTRY/seed-N          a workdir of `bert_jax train`
     DIR/scores/ENTRY/seed-N/*.json one evaluation each, whole or not at all
@@ -18,6 +19,7 @@ Killed at any moment, the same command goes on; results.json is the same, bit fo
 
 import dataclasses
 import json
+import math
 import re
 import sys
 from collections.abc import Iterator
@@ -29,6 +31,7 @@ from bert_jax.config import Run, flatten, load_config, override, resolve
 from bert_jax.data.corpus import Corpus, open_corpus
 from bert_jax.data.labelled import Labelled
 from bert_jax.data.prepare import prepare
+from bert_jax.data.rows import Rows
 from bert_jax.data.tasks import TASKS, Task, read_task, task_problems
 from bert_jax.data.text import documents, find_sources
 from bert_jax.data.tokenizers import Tokenizer, load_tokenizer, train_wordpiece
@@ -50,7 +53,8 @@ from bert_jax.workdir import last_scores
 OURS = ("data", "steps", "seed", "init", "save_every", "keep", "eval.data")
 OURS += ("eval.every", "arch.vocab_size", "stages", "tasks")
 Parts = tuple[Task, Labelled, Labelled]  # a task, its training and its dev part
-LEAST = 4  # steps from one checkpoint to the next
+CORPUS = ("text", "held_out", "vocab_size", "lowercase")  # what it is made of
+OFF = 0.02  # of the budget may an entry spend more or less, since steps are whole
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,9 +90,9 @@ class Comparison:
 
     def __post_init__(self):
         problems = [
-            f"config.{name}={getattr(self, name)}: at least 1"
+            f"config.{name}={getattr(self, name)}: at least 1, and finite"
             for name in ("flops", "points", "seeds", "vocab_size")
-            if getattr(self, name) < 1
+            if not 1 <= getattr(self, name) < math.inf
         ]
         if self.lowercase not in ("yes", "no"):
             problems.append(unknown("config.lowercase", self.lowercase, ("yes", "no")))
@@ -97,13 +101,28 @@ class Comparison:
                 f"config.data={self.data} is no folder: give that of the text and of "
                 "the tasks, --config.data=DIR, or set BERT_JAX_DATA"
             )
+        if not self.tasks:
+            problems.append("config.tasks is empty: there is nothing to score")
         problems += [p for task in self.tasks for p in task_problems(task, self.data)]
         if not self.entries:
             problems.append("config.entries is empty: there is nothing to compare")
         folders = [entry.folder for entry in self.entries]
         for entry in self.entries:
-            if not entry.folder or folders.count(entry.folder) > 1:
-                problems.append(f"entry {entry.name!r}: its name is not its own")
+            if not entry.folder:
+                problems.append(
+                    f"entry {entry.name!r}: no letter (a-z) and no digit in its name, "
+                    "to name its folder by"
+                )
+            elif folders.count(entry.folder) > 1:
+                problems.append(
+                    f"entry {entry.name!r}: another entry has the folder "
+                    f"{entry.folder!r} too; give it another name"
+                )
+            if entry.seeds < 0:
+                problems.append(
+                    f"entry {entry.name!r}: seeds={entry.seeds} is negative; 0 is as "
+                    "many as config.seeds"
+                )
             ours = sorted({*entry.changes, *self.shared} & {*OURS})
             if ours:
                 problems.append(
@@ -141,10 +160,20 @@ def resolve_comparison(config) -> Comparison:
             problems.append(f"config.entries[{number}] has no name or no preset")
     if problems:
         raise InputError("\n".join(problems))
-    given |= {name: kind(**given[name]) for name, kind in parts.items()}
+    for name, kind in parts.items():
+        try:
+            given[name] = kind(**given[name])
+        except InputError as error:
+            problems.append(str(error))
     given["shared"] = dict(flatten(given["shared"]))
     given["entries"] = tuple(Entry(**entry) for entry in given["entries"])
-    return Comparison(**given)
+    try:
+        comparison = Comparison(**given)
+    except InputError as error:
+        problems.append(str(error))
+    if problems:
+        raise InputError("\n".join(problems))
+    return comparison
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,6 +186,7 @@ class Plan:
     objective: Objective
     step_flops: float
     seeds: range
+    real: float  # share of the places in a row that hold a token
 
     @property
     def steps(self) -> int:
@@ -182,7 +212,7 @@ class Plan:
             "steps": self.steps,
             "flops": self.step_flops * self.steps,
             "rows": self.run.rows,
-            "tokens": self.run.batch * self.run.length * self.steps,
+            "tokens": round(self.steps * self.run.batch * self.run.length * self.real),
         }
 
 
@@ -194,8 +224,10 @@ def compare(
     runs = [entry_run(comparison, entry, "-") for entry in comparison.entries]
     inputs = [str(Path(comparison.data) / name) for name in comparison.text]
     find_sources([*inputs, *(f"{comparison.data}/{n}" for n in comparison.held_out)])
+    check_layers(comparison, runs)
     with locked(workdir):
-        claim(workdir, comparison)
+        told = dataclasses.asdict(comparison)
+        claim(workdir, told)
         tokenizer = make_tokenizer(comparison, inputs, workdir / "tokenizer")
         longest = min(run.length for run in runs)
         tasks = {
@@ -206,6 +238,8 @@ def compare(
             comparison, tokenizer, workdir / "corpus", progress=progress
         )
         plans = [make_plan(comparison, e, corpus) for e in comparison.entries]
+        check_budget(comparison, plans)
+        claim(workdir, {**told, "made": made(plans, tasks)})
         for plan in plans:
             print(
                 f"{plan.entry.name}: {plan.steps:,} steps of {plan.step_flops:.3g} "
@@ -225,30 +259,97 @@ def compare(
         return gather(comparison, plans, workdir, command)
 
 
-def claim(workdir: Path, comparison: Comparison) -> None:
-    """Writes what is compared; once it is there it must be the same."""
+def claim(workdir: Path, told: dict) -> None:
+    """Writes what is compared; from then on it must be the same. What is `made` of it
+    is known later; until then only that which the corpus is made of may not change, so
+    that a budget that was refused can be mended."""
     path = workdir / "comparison.json"
-    now = json.loads(json.dumps(dataclasses.asdict(comparison)))
-    if path.is_file():
-        before = json.loads(path.read_text())
-        a, b = (
-            dict(flatten({**side, "entries": {e["name"]: e for e in side["entries"]}}))
-            for side in (before, now)
-        )
-        problems = [
-            f"{name}: {a.get(name)!r} in the workdir, {b.get(name)!r} now"
-            for name in sorted({*a, *b})
-            if a.get(name) != b.get(name) and name != "data"  # it may have moved
-        ]
-        if problems:
-            raise InputError(
-                f"{workdir} belongs to another comparison; use the same values or "
-                "another --workdir:\n" + "\n".join(problems)
-            )
-    elif [p for p in workdir.iterdir() if p.name != ".lock"]:
-        raise InputError(f"{workdir} holds something else: use another --workdir")
-    else:
+    now = json.loads(json.dumps(told))
+    if not path.is_file():
+        if [p for p in workdir.iterdir() if p.name != ".lock"]:
+            raise InputError(f"{workdir} holds something else: use another --workdir")
         write_text(path, json.dumps(now, indent=1) + "\n")
+        return
+    before = json.loads(path.read_text())
+    begun = "made" in before or (workdir / "runs").is_dir()
+    if begun and "made" in now and "made" not in before:
+        raise InputError(
+            f"{path} does not say what steps take and which tasks were read: it is of "
+            "an older version; use another --workdir"
+        )
+    names = {*before, *now} - {"data"} if begun else {*CORPUS}  # data may have moved
+    if "made" not in now:
+        names.discard("made")
+    a, b = (
+        dict(flatten({name: side[name] for name in sorted(names & {*side})}))
+        for side in (by_name(before), by_name(now))
+    )
+    problems = [
+        f"{name}: {a.get(name)!r} in the workdir, {b.get(name)!r} now"
+        for name in sorted({*a, *b})
+        if a.get(name) != b.get(name)
+    ]
+    if problems:
+        changed = any(problem.startswith("made.") for problem in problems)
+        why = "the code counts FLOPs or reads tasks otherwise, or the tasks changed; "
+        raise InputError(
+            f"{workdir} belongs to another comparison; {why * changed}use the same "
+            "values or another --workdir:\n" + "\n".join(problems)
+        )
+    if not begun:
+        write_text(path, json.dumps(now, indent=1) + "\n")
+
+
+def by_name(told: dict) -> dict:
+    return {**told, "entries": {entry["name"]: entry for entry in told["entries"]}}
+
+
+def made(plans: list[Plan], tasks: dict[str, Parts]) -> dict:
+    """What code and files make of a comparison: were it otherwise after a resume, what
+    is compared would be unlike."""
+    return {
+        "entries": {
+            plan.entry.name: {"step_flops": plan.step_flops, "steps": plan.steps}
+            for plan in plans
+        },
+        "tasks": {
+            name: {"train": train.content, "dev": dev.content}
+            for name, (_, train, dev) in tasks.items()
+        },
+    }
+
+
+def check_layers(comparison: Comparison, runs: list[Run]) -> None:
+    wanted = comparison.probe.layers
+    problems = [
+        f"config.probe.layers={wanted}: entry {entry.name!r} has {run.arch.layers}"
+        for entry, run in zip(comparison.entries, runs, strict=True)
+        if run.arch.layers < wanted
+    ]
+    if problems:
+        raise InputError("\n".join(problems))
+
+
+def check_budget(comparison: Comparison, plans: list[Plan]) -> None:
+    """Steps are whole, and a multiple of 2^(points - 1): a small budget is missed."""
+    parts = 1 << (comparison.points - 1)
+    trained = [plan for plan in plans if plan.entry.trained]
+    problems = [
+        f"entry {plan.entry.name!r}: {plan.steps} steps of {plan.step_flops:.3g} are "
+        f"{plan.steps * plan.step_flops:.3g} FLOPs, {share:.1%} of the budget"
+        for plan in trained
+        for share in [plan.steps * plan.step_flops / comparison.flops]
+        if abs(share - 1) > OFF
+    ]
+    if problems:
+        # Half of `parts` steps is the most that rounding takes off or puts on.
+        enough = max(plan.step_flops for plan in trained) * parts / 2 / OFF
+        raise InputError(
+            f"config.flops={comparison.flops:.3g} is too little for steps in multiples "
+            f"of {parts} (config.points={comparison.points}) to come within {OFF:.0%} "
+            f"of it; from config.flops={enough:.3g} on they always do:\n"
+            + "\n".join(problems)
+        )
 
 
 # --- what all entries share ----------------------------------------------------------
@@ -307,18 +408,13 @@ def make_plan(comparison: Comparison, entry: Entry, corpus: Corpus) -> Plan:
     model = Model(run.arch, dtype=dtype, towers=objective.towers(run.arch))
     each = step_flops(model, objective, batch=run.batch, length=run.length)
     parts = 1 << (comparison.points - 1)
-    every = round(comparison.flops / each / parts)
-    if entry.trained and every < LEAST:
-        raise InputError(
-            f"config.flops={comparison.flops:.3g} is too little for entry "
-            f"{entry.name!r}: one step takes {each:.3g}, and {parts} times {LEAST} "
-            f"steps are needed, {each * parts * LEAST:.3g}"
-        )
+    every = max(1, round(comparison.flops / each / parts))
     changes = dict(steps=every * parts, save_every=every, keep=parts)
     changes |= {"eval.data": str(corpus.path.parent / "held_out"), "eval.every": 0}
-    run = entry_run(comparison, entry, str(corpus.path), **changes if every else {})
+    run = entry_run(comparison, entry, str(corpus.path), **changes)
     seeds = range(entry.seeds or comparison.seeds)
-    return Plan(entry, run, model, objective, each, seeds)
+    real = Rows(corpus, run.rows, run.length, run.across, run.seed).plan.real
+    return Plan(entry, run, model, objective, each, seeds, real)
 
 
 # --- one entry, one seed -------------------------------------------------------------

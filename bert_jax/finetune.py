@@ -1,6 +1,7 @@
 """Short finetuning on a labelled task: the one step with another objective."""
 
 import dataclasses
+import math
 from functools import lru_cache
 
 import jax
@@ -36,6 +37,15 @@ class Finetune:
             for name in ("steps", "batch")
             if getattr(self, name) < 1
         ]
+        if not 0 < self.lr < math.inf:
+            problems.append(f"finetune.lr={self.lr} must be more than 0, and finite")
+        if not 0 <= self.dropout < 1:
+            problems.append(f"finetune.dropout={self.dropout} must be in [0, 1)")
+        if not (0 <= self.warmup < 1 or 1 <= self.warmup <= self.steps):
+            problems.append(
+                f"finetune.warmup={self.warmup}: below 1 a share of the steps, else a "
+                f"number of steps, at most finetune.steps={self.steps}"
+            )
         if problems:
             raise InputError("\n".join(problems))
 

@@ -1,20 +1,35 @@
 """The bake-off at the size of a test: equal FLOPs, resuming, the report."""
 
+import dataclasses
 import gzip
+import json
+import math
 import random
 import re
+import shutil
 
 import pytest
 from ml_collections import ConfigDict
 
 from bert_jax import compare as module
-from bert_jax.compare import compare, entry_run, make_plan, resolve_comparison
+from bert_jax.compare import (
+    check_budget,
+    claim,
+    compare,
+    entry_run,
+    make_plan,
+    resolve_comparison,
+)
 from bert_jax.config import load_config, override
 from bert_jax.data.corpus import open_corpus
+from bert_jax.data.pipeline import eval_batches
+from bert_jax.data.rows import Rows
 from bert_jax.errors import InputError
+from bert_jax.evaluators.probe import Probe
 from bert_jax.finetune import Finetune
 from tests import tiny
 
+FLOPS = 4e7
 SCRIPT = "tokens <script>alert(1)</script>"
 
 
@@ -59,7 +74,7 @@ def make_config(data, **changes: str) -> ConfigDict:
     config.data = str(data)
     config.text, config.held_out = ("train.txt",), ("valid.txt",)
     config.vocab_size, config.lowercase = 100, "yes"
-    config.flops, config.points, config.seeds = 4e7, 2, 2
+    config.flops, config.points, config.seeds = FLOPS, 2, 2
     config.tasks = ("sst2", "wnut17")
     config.probe = {"layers": 1, "examples": 60, "sentences": 60}
     config.finetune = {"steps": 4, "batch": 8, "lr": 1e-3}
@@ -86,7 +101,7 @@ def finished(data, tmp_path_factory):
 
 
 def test_every_entry_has_the_budget(finished, data):
-    """To half a step a checkpoint; and more steps where one takes less."""
+    """To half of 2 steps; more of them where one takes less. Padding is no token."""
     workdir, results = finished
     config = make_config(data)
     causal = {"objective.name": "causal_lm", "arch.order": "causal"}
@@ -96,11 +111,17 @@ def test_every_entry_has_the_budget(finished, data):
     plans = [make_plan(comparison, entry, corpus) for entry in comparison.entries]
     masked, none, causal = (plan.describe() for plan in plans)
     for entry in (masked, causal):
-        assert abs(entry["flops"] - 4e7) <= entry["step_flops"]
+        assert abs(entry["flops"] - FLOPS) <= entry["step_flops"]
         assert entry["flops"] == entry["steps"] * entry["step_flops"]
     assert masked["step_flops"] < causal["step_flops"]
     assert masked["steps"] > causal["steps"]
-    assert none["flops"] == none["steps"] == 0
+    assert none["flops"] == none["steps"] == none["tokens"] == 0
+    rows = Rows(corpus, "full", 16)
+    (batch,) = eval_batches(rows, size=len(rows))
+    real = (batch["group"] > 0).mean()
+    assert real < 0.99
+    assert masked["tokens"] == pytest.approx(masked["steps"] * 8 * 16 * real, abs=0.5)
+    assert abs(masked["flops"] - FLOPS) <= 0.02 * FLOPS
     for entry, plan in zip(results["entries"], (masked, none), strict=True):
         assert {name: entry[name] for name in plan} == plan
 
@@ -166,9 +187,10 @@ def test_a_killed_comparison_goes_on_to_the_same_results(
         assert not written.exists() or written.read_bytes() != expected
     run(make_config(data), workdir)
     assert (workdir / "results.json").read_bytes() == expected
-    before = (workdir / "results.json").stat().st_mtime_ns
-    assert run(make_config(data), workdir)["entries"]
-    assert (workdir / "results.json").stat().st_mtime_ns >= before
+    for place, name in ((module, "train"), (Finetune, "run"), (Probe, "run")):
+        monkeypatch.setattr(place, name, dies(None, calls=0))
+    run(make_config(data), workdir)  # finished: there is nothing to be done again
+    assert (workdir / "results.json").read_bytes() == expected
 
 
 def test_the_report_is_one_file_and_escapes_what_it_is_told(finished):
@@ -201,15 +223,89 @@ def test_another_comparison_is_refused(finished, data):
     assert "entries.none.seeds: 1 in the workdir, None now" in str(caught.value)
 
 
+def test_a_refused_budget_can_be_mended(data, tmp_path):
+    """In the same workdir, as long as nothing was trained; the corpus stays."""
+
+    def told(**changes) -> dict:
+        return dataclasses.asdict(resolve_comparison(make_config(data, **changes)))
+
+    claim(tmp_path, told(flops="1e5"))
+    with pytest.raises(InputError, match="\nvocab_size: 100 in the workdir, 90 now"):
+        claim(tmp_path, told(vocab_size="90"))
+    claim(tmp_path, told())
+    claim(tmp_path, {**told(), "made": {"entries": {}, "tasks": {}}})
+    claim(tmp_path, told())
+    with pytest.raises(InputError, match="flops: 40000000.0 in the workdir"):
+        claim(tmp_path, told(flops="1e5"))
+
+
+def test_code_that_costs_otherwise_is_refused(finished, data, monkeypatch):
+    workdir, _ = finished
+    before = (workdir / "comparison.json").read_text()
+    step_flops = module.step_flops
+    with monkeypatch.context() as patch:
+        more = lambda *a, **o: 1.01 * step_flops(*a, **o)  # noqa: E731
+        patch.setattr(module, "step_flops", more)
+        with pytest.raises(InputError) as caught:
+            run(make_config(data), workdir)
+    assert "the code counts FLOPs or reads tasks otherwise" in str(caught.value)
+    assert f"made.entries.{SCRIPT}.step_flops: " in str(caught.value)
+    assert "made.tasks" not in str(caught.value)
+    assert (workdir / "comparison.json").read_text() == before
+
+
+def test_other_examples_of_a_task_are_refused(finished, data, tmp_path):
+    """The folder may move, and what is in it is looked at."""
+    workdir, _ = finished
+    moved = shutil.copytree(data, tmp_path / "moved")
+    assert run(make_config(moved), workdir)
+    path = moved / "glue_sst2/dev.tsv"
+    path.write_text(path.read_text().replace("cat", "bird"))
+    with pytest.raises(InputError) as caught:
+        run(make_config(moved), workdir)
+    assert "made.tasks.sst2.dev: " in str(caught.value)
+    assert "made.tasks.sst2.train" not in str(caught.value)
+    assert "made.entries" not in str(caught.value)
+
+
+def test_a_comparison_of_an_older_version_is_refused(finished, data, tmp_path):
+    """It does not tell what its steps took."""
+    workdir = shutil.copytree(finished[0], tmp_path / "older")
+    told = json.loads((workdir / "comparison.json").read_text())
+    del told["made"]
+    (workdir / "comparison.json").write_text(json.dumps(told))
+    with pytest.raises(InputError, match="of an older version"):
+        run(make_config(data), workdir)
+
+
 def refused(data, tmp_path, **changes):
     with pytest.raises(InputError) as caught:
         run(make_config(data, **changes), tmp_path / "new")
     return str(caught.value)
 
 
-def test_a_budget_of_a_few_steps_is_refused(data, tmp_path):
-    said = refused(data, tmp_path, flops="1e6")
-    assert re.search(r"config.flops=1e\+06 is too little.*one step takes", said)
+def test_a_budget_that_steps_miss_is_refused(finished, data):
+    """2 steps at a time; the budget that is named does, for every entry."""
+    corpus = open_corpus(finished[0] / "corpus/text")
+
+    def check(flops: float) -> None:
+        comparison = resolve_comparison(make_config(data, flops=str(flops)))
+        plans = [make_plan(comparison, entry, corpus) for entry in comparison.entries]
+        check_budget(comparison, plans)
+
+    each = finished[1]["entries"][0]["step_flops"]
+    check(6 * each)
+    check(6 * each * 1.019)
+    for flops in (6 * each * 1.03, 7 * each, each / 10):
+        with pytest.raises(InputError) as caught:
+            check(flops)
+    said = str(caught.value)
+    assert f"entry {SCRIPT!r}: 2 steps of" in said
+    assert "2000.0% of the budget" in said
+    enough = float(re.search(r"from config.flops=(\S+) on", said)[1])
+    assert enough == pytest.approx(50 * each, rel=0.01)
+    for flops in (51 * each, 53 * each):
+        check(flops)
 
 
 def test_what_is_not_there_is_said_before_anything_is_made(data, tmp_path):
@@ -220,7 +316,37 @@ def test_what_is_not_there_is_said_before_anything_is_made(data, tmp_path):
     said = refused(data, tmp_path, tasks="('sst2', 'rte', 'cole')")
     assert "has no glue_rte/train.tsv, no glue_rte/dev.tsv" in said
     assert "unknown task 'cole'. Did you mean cola" in said
+    said = refused(data, tmp_path, probe__layers="2")
+    assert f"config.probe.layers=2: entry {SCRIPT!r} has 1" in said
     assert not (tmp_path / "new").exists()
+
+
+def test_wrong_numbers_are_said_all_at_once(data):
+    config = make_config(data, tasks="()", flops="nan")
+    config.probe = {"layers": 0}
+    config.finetune = {"lr": 0.0, "dropout": 1.0, "warmup": 5.0, "steps": 4}
+    config.entries[1]["seeds"] = -1
+    config.entries += (dict(name="?!", preset="bert-tiny"),)
+    with pytest.raises(InputError) as caught:
+        resolve_comparison(config)
+    for said in (
+        "config.tasks is empty",
+        "config.flops=nan: at least 1, and finite",
+        "probe.layers=0: at least 1",
+        "finetune.lr=0.0 must be more than 0, and finite",
+        "finetune.dropout=1.0 must be in [0, 1)",
+        "finetune.warmup=5.0: below 1 a share",
+        "entry 'none': seeds=-1 is negative",
+        "entry '?!': no letter (a-z) and no digit in its name",
+    ):
+        assert said in str(caught.value)
+    for wrong in ({"lr": math.inf}, {"lr": math.nan}, {"lr": -1e-3}):
+        with pytest.raises(InputError, match="finetune.lr"):
+            Finetune(**wrong)
+    for wrong in ({"warmup": -0.1}, {"warmup": math.nan}):
+        with pytest.raises(InputError, match="finetune.warmup"):
+            Finetune(**wrong)
+    Finetune(steps=4, warmup=4.0, dropout=0.0)
 
 
 def test_entries_that_do_not_compare_are_refused(data):
@@ -234,7 +360,8 @@ def test_entries_that_do_not_compare_are_refused(data):
     said = str(caught.value)
     assert "entry 'a' sets arch.vocab_size: the corpus, its vocabulary" in said
     assert "entry 'A!' sets steps" in said
-    assert "entry 'a': its name is not its own" in said
+    assert "entry 'a': another entry has the folder 'a' too" in said
+    assert "entry 'A!': another entry has the folder 'a' too" in said
     config.entries = (dict(name="a", preset="bert-tiny", changed={}),)
     with pytest.raises(InputError, match=r"'entries\[0\].changed'. Did you mean"):
         resolve_comparison(config)
@@ -261,8 +388,15 @@ def test_the_config_of_the_real_one(shared_data, monkeypatch):
         "permuted_lm",
         "causal_lm",
     }
-    same = ("layers", "width", "heads", "inner", "embed_width", "share", "lm_head")
-    same += ("activation", "embed_norm", "pooler", "init_std", "dropout")
-    assert len({tuple(getattr(run.arch, n) for n in same) for run in runs}) == 1
+    first, *others = (dataclasses.asdict(run.arch) for run in runs)
+    found = {
+        entry.name: {name for name in first if arch[name] != first[name]}
+        for entry, arch in zip(comparison.entries[1:], others, strict=True)
+    }
+    for names in found.values():
+        names.discard("vocab_size")  # that of the corpus, for all
+    xl = {"position", "type_scheme", "streams", "attention_bias"}
+    allowed = {"permutation": xl, "causal": {"order", "pool_from"}}
+    assert {name: names for name, names in found.items() if names} == allowed
     assert {run.optim for run in runs} == {runs[0].optim}
     assert {(run.length, run.batch) for run in runs} == {(64, 32)}
