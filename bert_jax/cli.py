@@ -669,8 +669,10 @@ def run_compare(arguments) -> None:
     command = shlex.join(["bert_jax", "compare", *words, *arguments.rest])
     comparison = resolve_comparison(config)
     if compare(comparison, arguments.workdir, command=command) is not None:
-        print(f"all numbers are in {arguments.workdir}/results.json, the ", end="")
-        print(f"findings in {arguments.workdir}/report.html")
+        print(
+            f"all numbers are in {arguments.workdir}/results.json, the findings in "
+            f"{arguments.workdir}/report.html"
+        )
 
 
 def add_demo(options: argparse.ArgumentParser) -> None:
