@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import jax
+
 from bert_jax.config import objective_fields
 from bert_jax.course import leg_at
 from bert_jax.data.corpus import check_same_tokenizer, open_corpus
@@ -11,7 +13,7 @@ from bert_jax.evaluators.held_out import HeldOut
 from bert_jax.model_dir import load, read_run
 from bert_jax.models.model import Model
 from bert_jax.objective import make_objective
-from bert_jax.sharding import make_mesh, own_rows
+from bert_jax.sharding import make_mesh, own_rows, replicated
 
 
 def evaluate(
@@ -81,4 +83,4 @@ def evaluate(
         batch=batch,
         count=count,
     )
-    return dict(held_out.run(model.params))
+    return dict(held_out.run(jax.device_put(model.params, replicated(mesh))))
