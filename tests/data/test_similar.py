@@ -121,7 +121,7 @@ def test_blocks_make_no_difference(monkeypatch):
     rng = np.random.default_rng(0)
     vectors, sizes = rng.normal(size=(50, 5)), rng.integers(1, 3, 50)
     whole = nearest(vectors, sizes, 3)
-    monkeypatch.setattr(table_module, "ROWS", 7)
+    monkeypatch.setattr(table_module, "CELLS", 175)  # of some 25 words, seven rows
     np.testing.assert_array_equal(nearest(vectors, sizes, 3), whole)
 
 

@@ -161,7 +161,7 @@ def test_the_loss_by_hand():
 
 def test_types_are_needed():
     assert OBJECTIVE.problems(Arch(types=4), "doc") == []
-    assert OBJECTIVE.problems(Arch(types=2), "full") == [
+    assert OBJECTIVE.problems(Arch(types=2), "doc") == [
         "sentence_reordering numbers up to 3 parts by types: arch.types=2 must be at "
         "least 3"
     ]
