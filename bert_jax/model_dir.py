@@ -313,4 +313,6 @@ def preset_of(arch: Arch, name: str, layout: str, heads: tuple[str, ...]) -> Pre
     )
     if same:
         return dataclasses.replace(same[0], arch=arch)
-    return dataclasses.replace(kind[0], name=name, arch=arch)
+    # UniLM is a bert by its layout; its six types tell it from the others.
+    alike = [member for member in kind if member.arch.types == arch.types] or kind
+    return dataclasses.replace(alike[0], name=name, arch=arch)
