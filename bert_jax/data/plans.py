@@ -382,7 +382,7 @@ def check(corpus: Corpus, kind: str, length: int) -> None:
     if kind in RANDOM and corpus.about["documents"] < 2:
         problems.append(
             f"rows={kind} needs at least two documents (a random B comes from "
-            f"another one); {corpus.path} has one: use more text, or rows=full"
+            f"another one); {corpus.path} has one: use rows=full"
         )
     if problems:
         raise InputError("\n".join(problems))
