@@ -251,7 +251,8 @@ def test_a_run_of_all_tasks_of_a_corpus(tmp_path):
     rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
     classes = dict(zip(objectives, (120, 2, 2, 9, 3), strict=True))
     for name, count in classes.items():
-        (loss,) = (row[f"{name}_loss"] for row in rows if f"{name}_loss" in row)
+        named = f"{name}/{name}_loss"  # of the task, of the objective
+        (loss,) = (row[named] for row in rows if named in row)
         assert abs(loss - np.log(count)) < 0.2
     model = load(tmp_path / "run")
     assert {"lm", *HEADS} == {*model.heads}

@@ -202,7 +202,9 @@ def test_unknown_names():
         ask(tower="generater")
     with pytest.raises(InputError, match=f"'mlm'.*Valid: {', '.join(sorted(HEADS))}"):
         ask(heads=("mlm",))
-    with pytest.raises(InputError, match="'states'.*Valid: attentions, hidden, query"):
+    with pytest.raises(
+        InputError, match="'states'.*Valid: attentions, hidden, k, query, v"
+    ):
         ask(capture=("states",))
 
 
