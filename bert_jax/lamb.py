@@ -22,6 +22,7 @@ that of the layers, in f32, and over the whole parameter wherever its parts lie.
 """
 
 import dataclasses
+import re
 from typing import NamedTuple
 
 import jax
@@ -30,7 +31,8 @@ import optax
 
 from bert_jax.models.model import path_name
 
-STACKED = "stack/layers/"  # parameters of all layers, along the first axis
+# All layers of a tower lie along the first axis; only the main one has no name.
+LAYERS = re.compile(r"(\w+/)?stack/layers/")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,9 +55,14 @@ class TrustState(NamedTuple):
     trust_ratios: dict  # of each parameter, [L] or []
 
 
+def is_stacked(path) -> bool:
+    """Whether a parameter is one of every layer, of whatever tower."""
+    return LAYERS.match(path_name(path)) is not None
+
+
 def norm(path, x: jax.Array) -> jax.Array:
     """‖x‖, one for each layer where layers are stacked."""
-    first = 1 if path_name(path).startswith(STACKED) else 0
+    first = 1 if is_stacked(path) else 0
     return jnp.sqrt(jnp.sum(jnp.square(x.astype(jnp.float32)), range(first, x.ndim)))
 
 
@@ -91,8 +98,9 @@ def scale_by_trust_ratio(
 
 
 def layer_ratios(opt_state: optax.OptState) -> dict[str, jax.Array]:
-    """What the last step trusted: the mean ratio of a layer's matrices, layer by layer,
-    and of the embedding tables; nothing where the optimizer has no ratios."""
+    """What the last step trusted: the mean ratio of a layer's matrices, layer by layer
+    of the main tower, and of the embedding tables; nothing where the optimizer has no
+    ratios."""
     ratios = optax.tree.get(opt_state, "trust_ratios")
     if ratios is None:
         return {}
@@ -101,7 +109,7 @@ def layer_ratios(opt_state: optax.OptState) -> dict[str, jax.Array]:
     kernels = [
         leaf
         for name, leaf in named.items()
-        if name.startswith(STACKED) and name.endswith("kernel")
+        if name.startswith("stack/layers/") and name.endswith("kernel")
     ]
     found = {"trust_embed": named["embed/token"]}
     if len({len(leaf) for leaf in kernels}) == 1:  # not if layers share some of them

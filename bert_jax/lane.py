@@ -191,6 +191,12 @@ def make_lane(
             f"{objective.name} needs {', '.join(lacking)}: {run.data} has no such "
             f"column; see {how}"
         )
+    if not labelled and "words" in objective.columns and not corpus.shows_words:
+        raise InputError(
+            f"{objective.name} hides words, which {corpus.path} does not show: most of "
+            "its pieces are single ideographs. Prepare it with --words jieba (or "
+            "spaces, tags), or use config.objective.choose=token"
+        )
     if labelled:
         objective.check_labels(rows.labels, run.arch)
     scored = None

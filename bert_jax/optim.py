@@ -11,8 +11,10 @@
 BERT's release (Devlin et al. 2019, optimization.py) omits the bias correction and
 decays no bias and no norm parameter. Which parameters are decayed, which learn slowly
 and which not at all are ordered lists of (regex, number): the first match decides, and
-a parameter that none matches is an error. Adafactor's means count the surplus rows of
-the vocabulary table, which are zero.
+a parameter that none matches is an error. The depths behind layer-wise rates are such a
+list, too; each tower counts by itself, so that the top layer of ELECTRA's generator
+learns as fast as that of the model. Adafactor's means count the surplus rows of the
+vocabulary table, which are zero.
 """
 
 import dataclasses
@@ -21,10 +23,12 @@ import re
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from bert_jax import lamb
 from bert_jax.errors import InputError, unknown
+from bert_jax.models.heads import HEADS
 from bert_jax.models.model import path_name
 from bert_jax.schedules import SCHEDULES, make_schedule
 
@@ -33,6 +37,7 @@ Rules = tuple[tuple[str, float], ...]
 # Times λ. u and v are XLNet's biases of positions.
 DECAY: Rules = ((r"(^|/)(bias|scale|u|v)$", 0.0), (r".*", 1.0))
 ALL_ALIKE: Rules = ((r".*", 1.0),)
+EVERY = "a last rule ('.*', 1.0) matches all that are left"
 # Layer n of N learns at layer_decay^(N - n), tables at layer_decay^(N + 1), heads at
 # the full rate. ELECTRA's code counts one more, which its authors call a mistake.
 LAYER_FORMS = {"paper": 0, "electra": 1}
@@ -109,10 +114,10 @@ def schedule_of(optim: Optim, steps: int) -> optax.Schedule:
     )
 
 
-def by_rule(params, rules: Rules) -> dict:
+def by_rule(params, rules: Rules, *, advice: str = EVERY) -> dict:
     """The value of the first rule whose regex matches each parameter's path.
 
-    A parameter that no rule matches is an error naming all of them.
+    A parameter that no rule matches is an error naming all of them, and what to do.
     """
     unmatched = []
 
@@ -126,33 +131,48 @@ def by_rule(params, rules: Rules) -> dict:
 
     values = jax.tree_util.tree_map_with_path(value, params)
     if unmatched:
-        raise InputError(
-            f"no rule matches the parameters {', '.join(unmatched)}; a last rule "
-            "('.*', 1.0) matches all that are left"
-        )
+        names = ", ".join(unmatched)
+        raise InputError(f"no rule matches the parameters {names}; {advice}")
     return values
+
+
+def depth_rules(params, more: int) -> list[tuple[str, int | np.ndarray]]:
+    """How far down from the heads of its tower a parameter stands: heads at 0, layers
+    at N to 1 and what is below them at N + 1, or so many `more`."""
+    layers = {}  # N of each tower
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        if found := lamb.LAYERS.match(path_name(path)):
+            tower = found[1] or ""
+            layers[tower] = max(layers.get(tower, 0), leaf.shape[0])
+    heads = "|".join(HEADS)
+    rules = []
+    for tower, N in layers.items():
+        rules += [
+            (f"^{tower}(embed|project)/", N + 1 + more),
+            (f"^{tower}stack/layers/", np.arange(N, 0, -1) + more),
+            (f"^{tower}(stack/final_norm|{heads})/", 0),
+        ]
+    return rules
 
 
 def rates(optim: Optim, params) -> dict:
     """What the rate of each parameter is multiplied by; an array where its layers
     differ."""
-
-    def rate(path, leaf, rule: float):
-        name = path_name(path)
-        if d == 1:
-            return rule
-        if name.startswith(lamb.STACKED):
-            N = leaf.shape[0]
-            each = jnp.array([d ** (N - n + more) for n in range(N)], jnp.float32)
-            return rule * each.reshape(N, *[1] * (leaf.ndim - 1))
-        below = name.startswith(("embed/", "project/"))
-        return rule * d ** (depth + 1 + more) if below else rule
-
     d, more = optim.layer_decay, LAYER_FORMS[optim.layer_form]
-    stacked = jax.tree.leaves(params.get("stack", {}).get("layers", {}))
-    depth = max((leaf.shape[0] for leaf in stacked), default=0)
     rules = by_rule(params, optim.rate_rules)
-    return jax.tree_util.tree_map_with_path(rate, params, rules)
+    if d == 1:
+        return rules
+
+    def rate(leaf, rule: float, depth):
+        if np.ndim(depth) == 0:
+            return rule * d**depth
+        N = leaf.shape[0]  # less than that of the tower where layers share this one
+        each = jnp.asarray(d ** depth[-N:], jnp.float32)
+        return rule * each.reshape(N, *[1] * (leaf.ndim - 1))
+
+    advice = "optim.layer_decay needs their depth: bert_jax/optim.py, depth_rules"
+    depths = by_rule(params, depth_rules(params, more), advice=advice)
+    return jax.tree.map(rate, params, rules, depths)
 
 
 def scale_by_bert_adam(
@@ -184,7 +204,7 @@ def scale_by_adafactor(params) -> optax.GradientTransformation:
 
     def stacked(path, leaf) -> int:
         """How many layers a leaf is a stack of; 0: it is no stack."""
-        return leaf.shape[0] if path_name(path).startswith(lamb.STACKED) else 0
+        return leaf.shape[0] if lamb.is_stacked(path) else 0
 
     labels = jax.tree_util.tree_map_with_path(stacked, params)
     counts = {*jax.tree.leaves(labels)}

@@ -5,8 +5,9 @@
         --config.data=corpus --config.init=bert-base-chinese
 
 Goes on from BERT's Chinese weights: 100,000 steps of 2,560 rows of 128 tokens, then
-100,000 of 384 rows of 512, with a line of the rate for each. Words are LTP's in the
-release, jieba's here. Published: F1 85.6 at best, 84.7 on average, on CMRC 2018 dev
+100,000 of 384 rows of 512, with a line of the rate for each; it warms up for 1 % of the
+steps, as BERT does, since the README gives no warm-up. Words are LTP's in the release,
+jieba's here. Published: F1 85.6 at best, 84.7 on average, on CMRC 2018 dev
 (ymcui/Chinese-BERT-wwm, README).
 """
 

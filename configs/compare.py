@@ -6,16 +6,22 @@ DATA holds the folders en_books, glue_sst2, glue_cola, glue_rte and wnut17. The 
 makes a vocabulary and the corpus from raw text, pretrains each entry, evaluates it and
 writes report.html; killed, the same command goes on.
 
-Every entry has an encoder of 4 layers of width 128, 0.8 M parameters and a table of
-8,000 pieces, rows of 64 tokens, batches of 32 rows; two differ from the others in more
-than the objective. Permutation needs two streams, and with them has XLNet's attention:
-relative positions and types, no biases of its projections; its memory is off. Causal
-sees what came before alone, and pools the last token instead of the first. 3.8e13 FLOPs
-are six to nine minutes on two cores, and some million tokens: fewer where a step costs
-more (a generator, a prediction at every token). The recipe is the same for all, and was
-tuned for none: AdamW in BERT's form, 1e-3 after 5 % warm-up, then to zero, no dropout
+Every entry has the same encoder: 4 layers of width 128, 0.8 M parameters and a table of
+8,000 pieces, rows of 64 tokens, batches of 32 rows. Two differ in what the objective
+itself asks for: permutation learns the vector of a second stream, and causal sees only
+what came before, so it pools the last token instead of the first. Permutation needs
+relative positions, so all have them (Transformer-XL's), and norms stand before the
+sub-layers: with BERT's learned positions and norms behind, token masking hardly learned
+in the time. 3e13 FLOPs are six to nine minutes on two cores, and some million tokens:
+fewer where a step costs more (a generator, a prediction at every token). The recipe is
+the same for all: AdamW in BERT's form, 1e-3 after 5 % warm-up, then to zero, no dropout
 (no text is seen twice), larger initial weights than BERT's (0.02 is for a width of
 768).
+
+What was tuned was tuned on token masking alone, which may favour it: positions, norms
+and the rate of pretraining by five short runs; the layers that are probed and the rate,
+steps and dropout of finetuning by its scores, and those of no pretraining, on the dev
+sets of sst2, cola and wnut17.
 """
 
 import os
@@ -30,17 +36,17 @@ def get_config():
     config.held_out = ("en_books/valid.txt.xz",)
     config.vocab_size = 8000
     config.lowercase = "no"  # names are capitalised, which wnut17 asks for
-    config.flops = 3.8e13  # for each entry and seed
+    config.flops = 3e13  # for each entry and seed
     config.points = 4  # probed at 1/8, 1/4, 1/2 and all of the budget
     config.seeds = 2
     config.tasks = ("sst2", "cola", "rte", "wnut17")
-    config.probe = {"layers": 2, "examples": 2000, "sentences": 1000}
+    config.probe = {"layers": 4, "examples": 2000, "sentences": 1000}
     config.finetune = {
         "steps": 300,
         "batch": 32,
-        "lr": 5e-4,
+        "lr": 1e-3,
         "warmup": 0.1,
-        "dropout": 0.1,
+        "dropout": 0.0,
     }
     config.shared = {
         "arch": {
@@ -48,7 +54,10 @@ def get_config():
             "width": 128,
             "heads": 2,
             "inner": 512,
-            "max_positions": 64,
+            "position": "xl",
+            "type_scheme": "relative",
+            "attention_bias": "none",
+            "norm_place": "pre",
             "init_std": 0.06,
             "dropout": 0.0,
             "attention_dropout": 0.0,
@@ -89,13 +98,11 @@ def get_config():
         ),
         dict(
             name="permutation",
-            preset="xlnet-base-cased",  # relative positions, two streams
+            preset=bert,
             changes={
                 **full,
-                "objective.memory": 0,  # full rows do not go on from one another
-                "arch.lm_head": "transform",
-                "arch.embed_norm": "norm",
-                "arch.pool_from": "first",
+                "objective.name": "permuted_lm",
+                "arch.streams": 2,
             },
             seeds=3,
         ),

@@ -4,8 +4,11 @@
         --config.data=corpus
 
 A generator as large as the model learns first, alone; then the model starts from its
-weights and learns to find what it replaced, while the generator stays as it is. In the
-paper (figure 3) this falls behind training both together.
+weights and learns to find what it replaced, while the generator stays as it is, and so
+do the tables that both read: moved for the model, they would undo what the generator
+has learned. In the paper this falls behind training both together: it is a curve in
+figure 3, without a number; both together reach 77.4 on GLUE test with the small model
+(electra.py).
 """
 
 from bert_jax.configs import electra
@@ -18,7 +21,7 @@ def get_config(arg: str = "electra-small-discriminator"):
     begin = {"optim.lr": config.optim.lr, "moments": "reset"}
     # Decay would move what has no gradient.
     only_generator = (("^(generator|embed)/", 1.0), (".*", 0.0))
-    all_else = (("^generator/", 0.0), (".*", 1.0))
+    all_else = (("^(generator|embed)/", 0.0), (".*", 1.0))
     config.stages = (
         begin
         | {"steps": half, "objective.phase": "generator"}

@@ -1,16 +1,9 @@
-"""Two claims about pretraining, at the size of a test (benchmarks/claims.py)."""
+"""Two claims about pretraining, in miniature (benchmarks/claims.py)."""
 
 import numpy as np
 import pytest
 
-from benchmarks.claims import draw, pairs_and_order, pretrained_and_scratch, wilson
-
-
-def test_the_interval_of_a_share():
-    """50 of 100: with z² = 3.8415, half of 1 ± z √(100 + z²) / (100 + z²)."""
-    assert wilson(0.5, 100) == pytest.approx((0.40383, 0.59617), abs=1e-5)
-    low, high = wilson(1.0, 10)  # z² / (10 + z²) below 1
-    assert (low, high) == (pytest.approx(0.72247, abs=1e-5), pytest.approx(1.0))
+from benchmarks.claims import draw, pairs_and_order, pretrained_and_scratch
 
 
 @pytest.fixture(scope="module")
@@ -20,17 +13,18 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def pairs(folder):
-    return pairs_and_order(folder, documents=1500, steps=1200)
+    return pairs_and_order(folder)
 
 
 @pytest.mark.slow
-def test_next_sentences_teach_no_order(pairs):
-    """A model of next sentences is at chance when it is asked for their order (ALBERT,
-    table 5: 52.0 %), which can be learned."""
+def test_order_teaches_next_sentences_but_not_the_other_way_round(pairs):
+    """ALBERT, table 5: 78.9 % one way, 52.0 % the other; here one who goes by the order
+    alone can be right about 75 %."""
     accuracy = {name: score["accuracy"] for name, score in pairs.items()}
-    assert accuracy["pair asked pair"] > 0.85
-    assert accuracy["order asked order"] > 0.75
-    assert abs(accuracy["pair asked order"] - 0.5) < 0.1
+    assert accuracy["pair asked pair"] > 0.9
+    assert accuracy["order asked order"] > 0.85
+    assert abs(accuracy["pair asked order"] - 0.5) < 0.05
+    assert accuracy["order asked pair"] > 0.65
 
 
 @pytest.mark.slow
@@ -38,6 +32,6 @@ def test_pretraining_lowers_the_loss_from_the_start(folder, pairs):
     losses = pretrained_and_scratch(folder, folder / "pair", seeds=2)
     learned, scratch = (np.mean(losses[name], 0) for name in losses)
     for third in (slice(0, 33), slice(33, 66), slice(66, 100)):
-        assert learned[third].mean() < scratch[third].mean()
+        assert learned[third].mean() < 0.9 * scratch[third].mean()
     draw(pairs, losses, folder / "claims.png")
     assert (folder / "claims.png").stat().st_size > 10_000

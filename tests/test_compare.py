@@ -395,8 +395,7 @@ def test_the_config_of_the_real_one(shared_data, monkeypatch):
     }
     for names in found.values():
         names.discard("vocab_size")  # that of the corpus, for all
-    xl = {"position", "type_scheme", "streams", "attention_bias"}
-    allowed = {"permutation": xl, "causal": {"order", "pool_from"}}
+    allowed = {"permutation": {"streams"}, "causal": {"order", "pool_from"}}
     assert {name: names for name, names in found.items() if names} == allowed
     assert {run.optim for run in runs} == {runs[0].optim}
     assert {(run.length, run.batch) for run in runs} == {(64, 32)}

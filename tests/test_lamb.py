@@ -14,14 +14,18 @@ from bert_jax.optim import Optim, make_optimizer
 from bert_jax.sharding import make_mesh
 
 KERNEL, BIAS = "stack/layers/ffn/inner/kernel", "stack/layers/ffn/inner/bias"
+SECOND = f"generator/{KERNEL}"  # of a second tower
 SHAPES = {
     "embed/token": (8, 4),
     "embed/norm/scale": (4,),
     KERNEL: (2, 4, 8),
     BIAS: (2, 8),
     "lm/bias": (8,),
+    SECOND: (3, 4, 6),
+    f"generator/{BIAS}": (3, 6),
 }
-DECAYED = ("embed/token", KERNEL)
+DECAYED = ("embed/token", KERNEL, SECOND)
+LAYERED = tuple(name for name in SHAPES if "stack/" in name)
 STEPS = 20
 
 
@@ -31,7 +35,8 @@ def draw(seed: int, scale: float = 1.0) -> dict[str, np.ndarray]:
         name: (scale * rng.normal(size=shape)).astype(np.float32)
         for name, shape in SHAPES.items()
     }
-    drawn[KERNEL][1] *= 7  # layers are not alike
+    for name in (KERNEL, SECOND):
+        drawn[name][1] *= 7  # layers are not alike
     return drawn
 
 
@@ -66,7 +71,7 @@ def port(optim: Optim, params: dict, gradients: list[dict]) -> list[dict]:
     v = {name: np.zeros_like(value) for name, value in w.items()}
     for t, gradient in enumerate(gradients, 1):
         for name in w:
-            layers = range(len(w[name])) if name.startswith("stack/") else [...]
+            layers = range(len(w[name])) if name in LAYERED else [...]
             for n in layers:
                 g = gradient[name][n].astype(np.float64)
                 m[name][n] = optim.beta1 * m[name][n] + (1 - optim.beta1) * g
@@ -119,17 +124,15 @@ def test_variants_differ():
 
 
 def test_is_optaxs():
-    """Its own lamb, on matrices that were never stacked."""
+    """Its own lamb, on matrices that were never stacked. (timm's, the one for torch,
+    is not to be had without torchvision.)"""
     params, gradients = draw(9), [draw(seed, 0.3) for seed in range(4)]
 
     def apart(tree: dict) -> dict:
-        layers = [n for n in SHAPES if n.startswith("stack/")]
-        flat = {f"{name}/{n}": tree[name][n] for name in layers for n in (0, 1)}
-        return flat | {name: tree[name] for name in SHAPES if name not in layers}
+        flat = {f"{name}/{n}": w for name in LAYERED for n, w in enumerate(tree[name])}
+        return flat | {name: tree[name] for name in SHAPES if name not in LAYERED}
 
-    decayed = {
-        n: n.removesuffix("/0").removesuffix("/1") in DECAYED for n in apart(params)
-    }
+    decayed = {n: n in DECAYED or n[:-2] in DECAYED for n in apart(params)}
     theirs = optax.lamb(0.03, eps=1e-6, weight_decay=0.1, mask=decayed)
     tree = apart(params)
     state = theirs.init(tree)
@@ -148,8 +151,8 @@ def test_the_length_of_a_step_is_that_of_the_parameter():
         run(settings("optax", decay=0.0, eps=0.0), params, [draw(0, scale)])[0][0]
         for scale in (1e-3, 1.0, 1e3)
     ]
-    for name in (KERNEL, BIAS):
-        for n in (0, 1):
+    for name in LAYERED:
+        for n in range(SHAPES[name][0]):
             moved = np.linalg.norm(ends[0][name][n] - params[name][n])
             size = np.linalg.norm(params[name][n])
             assert moved == pytest.approx(0.03 * size, rel=1e-4)
@@ -180,7 +183,7 @@ def test_norms_of_sharded_parameters_are_of_the_whole():
     for name in SHAPES:
         np.testing.assert_allclose(found[name], alone[0][name], rtol=1e-6, atol=1e-7)
     sharded = flatten(jax.device_get(optax.tree.get(state, "trust_ratios")))
-    assert sharded[KERNEL].shape == (2,)
+    assert (sharded[KERNEL].shape, sharded[SECOND].shape) == ((2,), (3,))
     for name in SHAPES:
         np.testing.assert_allclose(sharded[name], ratios[name], rtol=1e-6)
 

@@ -233,11 +233,17 @@ def test_evaluate_does_not_depend_on_the_batch(folder, tiny_corpus):
         assert eight[name] == pytest.approx(sixteen[name], rel=1e-5)
 
 
-def test_evaluate_refuses_what_it_cannot_score(folder, tiny_corpus):
+def test_evaluate_refuses_what_it_cannot_score(
+    folder, tiny_corpus, tiny_tokenizer, tmp_path
+):
     with pytest.raises(InputError, match="--length 64: the model has positions for 40"):
         evaluate(folder, data=tiny_corpus.path, length=64)
     with pytest.raises(InputError, match="^--batch 0 must be at least 1$"):
         evaluate(folder, data=tiny_corpus.path, batch=0)
+    transformers.BertModel(CONFIG).save_pretrained(tmp_path / "body")
+    tiny_tokenizer.save(tmp_path / "body")
+    with pytest.raises(InputError, match="has no head lm, which masked_lm scores"):
+        evaluate(tmp_path / "body", data=tiny_corpus.path, length=40)
 
 
 def test_a_body_without_pooler_goes_back_to_pytorch(tmp_path, tiny_tokenizer):

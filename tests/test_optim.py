@@ -1,7 +1,9 @@
 """Optimizers against a port in numpy, torch and optax; rules and rates by hand."""
 
+import ast
 import dataclasses
 import json
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -13,8 +15,11 @@ import torch
 from bert_jax.convert.engine import flatten, unflatten
 from bert_jax.errors import InputError
 from bert_jax.models.model import param_shapes
+from bert_jax.objectives.replaced_token import ReplacedToken
 from bert_jax.optim import DECAY, OPTIMIZERS, Optim, by_rule, make_optimizer, rates
+from bert_jax.parity import tiny
 from bert_jax.presets import preset
+from tests.conftest import ROOT
 
 SHAPES = {
     "embed/token": (7, 4),
@@ -204,7 +209,8 @@ def test_adafactor_is_optaxs():
         }
         drawn["a"][1] *= 9
         if stacked:
-            return {"stack": {"layers": drawn}, "table": drawn["a"][0]}
+            layers = {"stack": {"layers": drawn}}
+            return layers | {"generator": layers, "table": drawn["a"][0]}
         return {f"{n}{k}": x[k] for n, x in drawn.items() for k in (0, 1)}
 
     def both(scale: float) -> tuple[dict, dict]:
@@ -228,12 +234,13 @@ def test_adafactor_is_optaxs():
         params = optax.apply_updates(params, updates)
         updates, their_state = theirs.update(their_gradient, their_state, apart)
         apart = optax.apply_updates(apart, updates)
-        for name in shapes:
-            for k in (0, 1):
-                leaf = params["stack"]["layers"][name][k]
-                np.testing.assert_allclose(
-                    leaf, apart[f"{name}{k}"], rtol=1e-5, atol=1e-6
-                )
+        for tower in (params, params["generator"]):
+            for name in shapes:
+                for k in (0, 1):
+                    leaf = tower["stack"]["layers"][name][k]
+                    np.testing.assert_allclose(
+                        leaf, apart[f"{name}{k}"], rtol=1e-5, atol=1e-6
+                    )
         np.testing.assert_allclose(params["table"], apart["a0"], rtol=1e-5, atol=1e-6)
 
 
@@ -245,7 +252,12 @@ LAYERED = {
     "project/kernel": (2, 3),
     "stack/layers/ffn/kernel": (3, 2, 2),
     "stack/layers/ffn/bias": (3, 2),
+    "stack/final_norm/scale": (2,),
     "pooler/dense/kernel": (2, 2),
+    "generator/project/kernel": (2, 2),
+    "generator/stack/layers/ffn/kernel": (2, 2, 2),
+    "generator/stack/layers/attention/q/bias": (1, 2),
+    "generator/lm/bias": (4,),
 }
 
 
@@ -256,26 +268,65 @@ def layered(form: str, **changes) -> dict:
     return flatten(rates(Optim(layer_decay=0.5, layer_form=form, **changes), tree))
 
 
-@pytest.mark.parametrize(
-    ("form", "layers", "tables"),
-    [
-        ("paper", [1 / 8, 1 / 4, 1 / 2], 1 / 16),
-        ("electra", [1 / 16, 1 / 8, 1 / 4], 1 / 32),
-    ],
-)
-def test_layer_wise_rates(form: str, layers: list[float], tables: float):
+@pytest.mark.parametrize(("form", "more"), [("paper", 0), ("electra", 1)])
+def test_layer_wise_rates(form: str, more: int):
     """Paper: the top layer d, embeddings d^(N+1). ELECTRA's code: d^(N+2 - depth), the
-    depth of embeddings 0, of layer n n+1, of heads N+2."""
+    depth of embeddings 0, of layer n n+1, of heads N+2. A generator counts its own."""
     found = layered(form)
-    for name in ("stack/layers/ffn/kernel", "stack/layers/ffn/bias"):
-        assert np.ravel(found[name]).tolist() == layers
-        assert found[name].ndim == len(LAYERED[name])
-    assert found["embed/token"] == found["project/kernel"] == tables
-    assert found["pooler/dense/kernel"] == 1.0
-    if form == "electra":
-        N = 3
-        assert layers == [0.5 ** (N + 2 - (n + 1)) for n in range(N)]
-        assert tables == 0.5 ** (N + 2 - 0)
+    for name, shape in LAYERED.items():
+        tower = "generator/" if name.startswith("generator/") else ""
+        N = LAYERED[f"{tower}stack/layers/ffn/kernel"][0]
+        if "layers/" in name:
+            expected = [0.5 ** (N - n + more) for n in range(N)][-shape[0] :]
+            assert found[name].shape == (shape[0], *[1] * (len(shape) - 1))
+        elif name.startswith(("embed/", f"{tower}project/")):
+            expected = [0.5 ** (N + 1 + more)]
+        else:
+            expected = [1.0]
+        assert np.ravel(found[name]).tolist() == expected, name
+    top = found["stack/layers/ffn/bias"][-1].item()
+    assert top == {"paper": 0.5, "electra": 0.25}[form]
+
+
+def test_layer_wise_rates_cover_every_parameter_or_raise():
+    tree = unflatten({name: np.ones(shape) for name, shape in LAYERED.items()})
+    tree |= {"temperature": np.ones(1), "adapter": {"down": {"kernel": np.ones(2)}}}
+    assert rates(Optim(), tree)["temperature"] == 1.0
+    with pytest.raises(InputError) as raised:
+        rates(Optim(layer_decay=0.8), tree)
+    text = str(raised.value)
+    assert "parameters adapter/down/kernel, temperature" in text
+    assert "depth_rules" in text
+
+
+TREES = sorted((ROOT / "tests/models/trees").glob("*.txt"))
+
+
+@pytest.mark.parametrize("path", TREES, ids=lambda path: path.stem)
+def test_layer_wise_rates_of_every_member(path: Path):
+    """No parameter of any is without a depth, and the layers differ."""
+    named = (line.partition(" ") for line in path.read_text().splitlines())
+    shapes = {
+        name: jax.ShapeDtypeStruct(ast.literal_eval(shape), jnp.float32)
+        for name, _, shape in named
+    }
+    found = flatten(rates(Optim(layer_decay=0.5), unflatten(shapes)))
+    N = max(x.shape[0] for name, x in shapes.items() if "stack/layers/" in name)
+    for name in ("embed/token", "embed/norm/scale"):
+        assert found.get(name, 0.5 ** (N + 1)) == 0.5 ** (N + 1)
+    assert found["stack/layers/ffn/inner/kernel"][-1].item() == 0.5
+
+
+def test_layer_wise_rates_of_a_generator():
+    arch = tiny(preset("electra-small-discriminator").arch)
+    objective = ReplacedToken(arch.vocab_size, 4, (0, 1, 2, 3, 4), generator=0.5)
+    towers = objective.towers(arch)
+    shapes = param_shapes(arch, heads=objective.heads, towers=towers)
+    found = flatten(rates(Optim(layer_decay=0.5), shapes))
+    own = found["generator/stack/layers/ffn/inner/kernel"]
+    assert np.ravel(own).tolist() == [0.5**n for n in range(arch.layers, 0, -1)]
+    assert found["generator/project/kernel"] == found["embed/token"] < own.min()
+    assert found["generator/lm/bias"] == found["rtd/score/kernel"] == 1.0
 
 
 def test_rates_by_rule_and_by_layer():

@@ -13,7 +13,9 @@ import bert_jax
 from bert_jax import checkpoint, course, metrics
 from bert_jax.cli import main
 from bert_jax.config import load_config, override, resolve
-from bert_jax.data.tokenizers import SPECIALS, WordPiece, train_bpe
+from bert_jax.data.prepare import prepare
+from bert_jax.data.rows import Rows
+from bert_jax.data.tokenizers import SPECIALS, WordPiece, train_bpe, train_wordpiece
 from bert_jax.errors import InputError
 from bert_jax.evaluate import evaluate
 from bert_jax.evaluators.held_out import HeldOut
@@ -568,12 +570,49 @@ def test_lamb_shows_how_far_it_trusts_each_layer(tiny_corpus, tmp_path):
         assert all(row[name] > 0 for name in names)
 
 
+@pytest.mark.parametrize("copies", [0, 1, 2])
+def test_static_masks_come_again(tiny_corpus, tmp_path, copies: int):
+    """A step is an epoch, and the rate next to nothing: what is hidden is all that can
+    change the loss."""
+    sizes = ((n, len(Rows(tiny_corpus, "full", n))) for n in range(24, 64))
+    length, rows = next((n, rows) for n, rows in sizes if rows % 8 == 0)
+    still = dict(optim__lr=1e-12, arch__dropout=0.0, arch__attention_dropout=0.0)
+    how = dict(rows="full", length=length, batch=rows, steps=4, copies=copies)
+    run = tiny.make_run(tiny_corpus, **how, **still)
+    train(run, tmp_path / "run", progress=False)
+    losses = [row["loss"] for row in read_metrics(tmp_path / "run/metrics.jsonl")]
+    found = len({round(loss, 4) for loss in losses})
+    assert found == (copies or 4)
+
+
 def test_units_that_the_data_does_not_have(tiny_corpus, tmp_path):
     unit = {"objective__choose": "word", "objective__unit": "phrases"}
     run = tiny.make_run(tiny_corpus, steps=2, **unit)
     with pytest.raises(
         InputError, match="masked_lm needs phrases: .* has no such column"
     ):
+        train(run, tmp_path / "run", progress=False)
+    assert not (tmp_path / "run/run.json").exists()
+
+
+def test_words_that_chinese_does_not_show(tmp_path):
+    """By pieces alone every character would be a word, and nothing would say so."""
+    text = tmp_path / "text.txt"
+    text.write_text("\n\n".join(["猫看山。\n狗画水。"] * 60), encoding="utf-8")
+    characters = train_wordpiece([text.read_text()], vocab_size=12, progress=False)
+    corpus, with_words = (
+        prepare(
+            [str(text)],
+            tokenizer=characters,
+            out=tmp_path / words,
+            words=words,
+            progress=False,
+        )
+        for words in ("pieces", "spaces")
+    )
+    assert with_words.shows_words
+    run = tiny.make_run(corpus, objective__choose="word")
+    with pytest.raises(InputError, match="does not show: .* Prepare it with --words"):
         train(run, tmp_path / "run", progress=False)
     assert not (tmp_path / "run/run.json").exists()
 

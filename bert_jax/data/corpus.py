@@ -38,6 +38,7 @@ from tqdm import tqdm
 from bert_jax.bucket import is_bucket, read_range
 from bert_jax.data.similar import Similar, load_similar
 from bert_jax.data.tokenizers import Tokenizer, load_tokenizer
+from bert_jax.data.words import IDEOGRAPH
 from bert_jax.errors import InputError
 
 FORMAT = 2
@@ -79,6 +80,13 @@ class Corpus:
     def units(self) -> tuple[str, ...]:
         """Names of the segmentations that are stored: words, phrases, ..."""
         return tuple(self.about["units"])
+
+    @cached_property
+    def shows_words(self) -> bool:
+        """Whether words are stored, or pieces tell where they begin: not in Chinese."""
+        vocab, counts = self.tokenizer.vocab, self.index["counts"]
+        alone = [n for n, piece in enumerate(vocab) if IDEOGRAPH.fullmatch(piece)]
+        return "words" in self.units or counts[alone].sum() < counts.sum() / 2
 
     @cached_property
     def columns(self) -> Columns:

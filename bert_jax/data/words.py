@@ -24,10 +24,10 @@ Borders = dict[str, list[int]]
 
 # Chinese characters and kana, which are written without spaces.
 IDEOGRAPHS = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0002fa1f"
+IDEOGRAPH = re.compile(f"[{IDEOGRAPHS}]")
 
 _TAG = re.compile(r"/[A-Za-z]+[0-9]?$")
 UNTAGGED = 50  # words of a document without a tag: it is not tagged text
-_ALONE = re.compile(f"[{IDEOGRAPHS}]")
 _CLOSED = re.compile(r"\][A-Za-z]+$")
 ENTITIES = ("nr", "ns", "nt", "nz")
 
@@ -142,7 +142,7 @@ def needs_space(before: str, word: str) -> bool:
 def stands_alone(char: str) -> bool:
     """An ideograph, or what BERT takes for punctuation."""
     signs = char.isascii() and not char.isalnum()
-    return signs or bool(_ALONE.match(char)) or unicodedata.category(char)[0] == "P"
+    return signs or bool(IDEOGRAPH.match(char)) or unicodedata.category(char)[0] == "P"
 
 
 SEGMENTERS: dict[str, Callable[[str], tuple[str, Borders]] | None] = {

@@ -90,9 +90,6 @@ class Objective(Protocol):
         """The parameters with which a stage that trains it begins."""
         return params
 
-    def slots(self, length: int) -> int:
-        """The most predictions in a row of that many tokens."""
-
     def first_carry(self, model: Model, rows: int) -> Any:
         """What the first step is handed: arrays [rows, ...]; None: nothing."""
         return None

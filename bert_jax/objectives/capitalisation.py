@@ -79,9 +79,6 @@ class Capitalisation(Objective):
     def problems(self, arch: Arch, rows: str) -> list[str]:
         return wrong_task(self.task, arch)
 
-    def slots(self, length: int) -> int:
-        return length
-
     def corrupt(self, keys: jax.Array, batch: Batch) -> Batch:
         """ids in small letters; adds targets and weights [B, S]. Draws nothing."""
         small = np.asarray(self.small, np.int32)

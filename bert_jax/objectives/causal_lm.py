@@ -55,9 +55,6 @@ class CausalLM(Objective):
     def columns(self) -> tuple[str, ...]:
         return ("continues",) if self.memory else ()
 
-    def slots(self, length: int) -> int:
-        return length - 1
-
     def problems(self, arch: Arch, rows: str) -> list[str]:
         return memory_problems(self.memory, arch, rows)
 

@@ -29,9 +29,6 @@ class Classify(Objective):
     def weights(self) -> dict[str, float]:
         return {"classify_loss": 1.0}
 
-    def slots(self, length: int) -> int:
-        return 1
-
     def corrupt(self, keys: jax.Array, batch: Batch) -> Batch:
         return batch
 

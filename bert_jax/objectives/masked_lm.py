@@ -12,10 +12,13 @@ states before and after the run and the piece's place in it (SpanBERT, Joshi et 
 choose=token, then choose=word with unit=phrases, then unit=entities (arXiv:1904.09223).
 
 Differs from the releases in: the corruption is drawn anew at every step; the number of
-predictions is counted over a packed row, not over each example in it; BERT's divides by
-Σ w + 1e-5; SpanBERT's cuts the last word to meet its budget, where here words stay
-whole and a row may have a few predictions less; ERNIE's chooses each unit with
-probability 15 %, where here the number of pieces is what is 15 %.
+predictions is counted over a packed row, not over each example in it, and is round(rate
+· tokens) for all (SpanBERT rounds up, RoBERTa up or down by chance); a random piece may
+be any of the vocabulary (RoBERTa: no special one). BERT's divides by Σ w + 1e-5,
+SpanBERT's boundary loss by n + 1. SpanBERT's cuts the last word to meet its budget,
+where here words stay whole and a row may have a few predictions less. ERNIE's chooses
+each unit, and MacBERT's each word, with probability 15 %, where here the number of
+pieces is what is 15 %; MacBERT's random word is here a random piece for each.
 """
 
 import dataclasses
@@ -106,6 +109,7 @@ class MaskedLM(Objective):
         return wrong_task(self.task, arch)
 
     def slots(self, length: int) -> int:
+        """The most predictions in a row of that many tokens."""
         return int(corrupt.budget(length, self.rate)[-1])
 
     def corrupt(self, keys: jax.Array, batch: Batch) -> Batch:

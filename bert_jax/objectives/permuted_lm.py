@@ -60,6 +60,7 @@ class PermutedLM(Objective):
         return ("continues",) if self.memory else ()
 
     def slots(self, length: int) -> int:
+        """The most predictions in a row of that many tokens."""
         return length // self.partial
 
     def problems(self, arch: Arch, rows: str) -> list[str]:

@@ -14,7 +14,8 @@ alone, then the model, which begins with the weights of a generator of its own s
 whose generator stays as it is (configs/electra_two_stage.py).
 
 Differs from the release in: positions are chosen without replacement. From the paper's
-two stages in: the tables stay shared, so the second stage moves those of the generator.
+two stages in: the tables stay shared, so the recipe's second stage leaves them as they
+are; moved for the model, they would undo what the generator has learned.
 """
 
 import dataclasses
@@ -85,6 +86,13 @@ class ReplacedToken(Objective):
         return learns.get(self.phase, {"replaced_token_loss": self.weight})
 
     def problems(self, arch: Arch, rows: str) -> list[str]:
+        if arch.lm_head != "transform" and self.generator != 1:
+            return [
+                "objective.name=replaced_token: the generator has another width than "
+                "the table it shares with the model, which needs "
+                f"config.arch.lm_head=transform instead of {arch.lm_head}, or "
+                "config.objective.generator=1"
+            ]
         (_, its), *_ = self.towers(arch)
         if self.phase != "discriminator" or its == arch:
             return []
@@ -123,9 +131,6 @@ class ReplacedToken(Objective):
             embed_width=0 if table == width else table,
         )
         return (("generator", small),)
-
-    def slots(self, length: int) -> int:
-        return self.masked.slots(length)
 
     def corrupt(self, keys: jax.Array, batch: Batch) -> Batch:
         """As masked LM; and the clean ids, and a number in [0, 1) for each draw."""

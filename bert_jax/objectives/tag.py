@@ -29,9 +29,6 @@ class Tag(Objective):
     def weights(self) -> dict[str, float]:
         return {"tag_loss": 1.0}
 
-    def slots(self, length: int) -> int:
-        return length
-
     def corrupt(self, keys: jax.Array, batch: Batch) -> Batch:
         return batch
 

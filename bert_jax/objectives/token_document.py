@@ -50,9 +50,6 @@ class TokenDocument(Objective):
     def problems(self, arch: Arch, rows: str) -> list[str]:
         return wrong_task(self.task, arch) + wrong_rows(self.name, rows, TEXTS)
 
-    def slots(self, length: int) -> int:
-        return length
-
     def corrupt(self, keys: jax.Array, batch: Batch) -> Batch:
         """Each half of an example is a group; adds targets and weights [B, S]. Draws
         nothing."""

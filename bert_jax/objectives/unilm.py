@@ -92,6 +92,7 @@ class UniLM(Objective):
         return {"unilm_loss": 1.0, **also}
 
     def slots(self, length: int) -> int:
+        """The most predictions in a row of that many tokens."""
         return int(corrupt.budget(length, self.rate)[-1])
 
     def corrupt(self, keys: jax.Array, batch: Batch) -> Batch:

@@ -16,9 +16,14 @@ from bert_jax import parity
 from bert_jax.convert import engine
 from bert_jax.convert.hf import read_arch
 from bert_jax.models.arch import Arch
+from bert_jax.models.heads import SPAN_WORDS
 from bert_jax.models.model import Model
 from bert_jax.models.tokens import plain, remember
+from bert_jax.objectives.base import loss_of
+from bert_jax.objectives.corrupt import borders_of
+from bert_jax.objectives.masked_lm import MaskedLM
 from bert_jax.parity import GRADIENT, OUTPUT, QUICK, Rows, excess
+from bert_jax.step import Net
 from tests.goldens import below, load, tensors_of
 
 NEZHA_KINDS = {
@@ -452,6 +457,41 @@ def test_boundary():
     arrays = load("boundary")["tiny"]
     found = boundary_found(arrays)
     assert sum(name.startswith("gradient sbo/") for name in found) == 10
+    assert not {key: value for key, value in found.items() if not value <= 1}
+
+
+def test_boundary_through_the_objective():
+    """The release divides by one more than there are words, and so has a loss that is
+    n / (n + 1) of ours: with that weight all gradients are its own."""
+    arrays = load("boundary")["tiny"]
+    arch, params = bert_tree(arrays, "pretraining", "param")
+    rows, want = below(arrays, "in/mixed"), below(arrays, "out/mixed")
+    labels, n = rows["lm_labels"], (rows["sbo_labels"] >= 0).sum()
+    of = MaskedLM(arch.vocab_size, 4, (), next_sentence=0.0, boundary=n / (n + 1))
+    S = labels.shape[1]
+    place = np.broadcast_to(np.arange(S), labels.shape)
+    spans = jax.vmap(borders_of)(jnp.asarray(labels >= 0)).clip(0, S - 1)
+    weights = (labels >= 0).astype(np.float32)
+    batch = {name: rows[name] for name in ("ids", "types")}
+    batch |= {"positions": place, "group": rows["real"].astype(np.int32)}
+    batch |= {"where": place, "targets": np.maximum(labels, 0), "weights": weights}
+    batch |= {"spans": spans, "bounded": weights * (spans[..., 2] < SPAN_WORDS)}
+
+    @partial(jax.jit, compiler_options=QUICK)
+    def compute(params, batch):
+        def total(params):
+            means = of.terms(Net(Model(arch), params), batch).means
+            return loss_of(of, means), means
+
+        return jax.value_and_grad(total, has_aux=True)(params)
+
+    (loss, means), gradients = compute(params, batch)
+    mean = means["boundary_loss"]
+    assert float(mean.count) == n < weights.sum()
+    assert excess(mean.value * n, want["sbo_loss"] * (n + 1), **OUTPUT) <= 1
+    assert excess(means["masked_lm_loss"].value, want["lm_loss"], **OUTPUT) <= 1
+    assert excess(loss, want["loss"], **OUTPUT) <= 1
+    found = gradients_found(gradients, bert_tree(arrays, "pretraining", "grad")[1])
     assert not {key: value for key, value in found.items() if not value <= 1}
 
 

@@ -65,6 +65,18 @@ def random_texts(
     return texts
 
 
+def labelled(texts: list, length: int, *, slots: int = 8, seed: int = 0) -> dict:
+    """Packed rows with where each example begins, and one of three labels for it."""
+    batch, rng = packed(texts, length), np.random.default_rng(seed)
+    first = np.zeros((len(texts), slots), np.int32)
+    labels = np.full((len(texts), slots), -1, np.int32)
+    for row, group in enumerate(batch["group"]):
+        for number in range(group.max()):
+            first[row, number] = (group == number + 1).argmax()
+            labels[row, number] = rng.integers(3)
+    return batch | {"first": first, "next_sentence": labels, "label": labels}
+
+
 def counting(
     rows: int, length: int, *, turns: int = 20, seed: int = 0, shuffled: bool = False
 ) -> dict[str, np.ndarray]:
@@ -83,4 +95,25 @@ def counting(
         "group": np.ones_like(place),
         "words": place // 2 + 1,
         "row_id": np.arange(rows, dtype=np.int32),
+    }
+
+
+def pairs(
+    rows: int, length: int, *, seed: int = 0, swap: bool = False, shuffled: bool = False
+) -> dict[str, np.ndarray]:
+    """Rows of two sentences. Of the two topics that there are, a sentence that begins a
+    text has five pieces of its own, and one that goes on with it five others. Label 1:
+    the second is of the other topic, or, with `swap`, stands first; or the labels are
+    those of any rows."""
+    rng = np.random.default_rng(seed)
+    batch = counting(rows, length)
+    topic, label = rng.integers(0, 2, (2, rows, 1))
+    part = (batch["positions"] >= length // 2).astype(np.int32)
+    block = 2 * topic + (part ^ label) if swap else 2 * (topic ^ part & label) + part
+    if shuffled:
+        label = rng.permutation(label)
+    return batch | {
+        "ids": (5 * block + rng.integers(0, 5, block.shape)).astype(np.int32),
+        "first": np.zeros((rows, 1), np.int32),
+        "next_sentence": label.astype(np.int32),
     }

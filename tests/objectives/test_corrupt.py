@@ -226,8 +226,10 @@ def test_choose_against_a_slow_oracle():
         assert weights.tolist() == [1.0] * len(listed) + [0.0] * fill
 
 
-def test_replace_against_a_slow_oracle():
-    rng = np.random.default_rng(1)
+@pytest.mark.parametrize("by_run", [False, True], ids=["each", "by-run"])
+def test_replace_against_a_slow_oracle(by_run: bool):
+    """By run, the first piece draws for all; what is random differs all the same."""
+    rng, runs = np.random.default_rng(1), 0
     for case in range(30):
         key = jax.random.key(case)
         ids = rng.integers(5, V, 50).astype(np.int32)
@@ -236,12 +238,16 @@ def test_replace_against_a_slow_oracle():
         draw_key, piece_key = jax.random.split(key)
         draw = np.asarray(jax.random.uniform(draw_key, (50,)))
         pieces = np.asarray(jax.random.randint(piece_key, (50,), 0, V))
-        expected = ids.copy()
+        expected, first = ids.copy(), 0
         for place in np.flatnonzero(chosen):
-            if draw[place] < hide:
+            if not (by_run and place and chosen[place - 1]):
+                first = place
+            if draw[first] < hide:
                 expected[place] = MASK
-            elif draw[place] < hide + randomise:
+            elif draw[first] < hide + randomise:
                 expected[place] = pieces[place]
+                runs += place > first
+                assert place == first or expected[place] != expected[place - 1]
         shown = corrupt.replace(
             key,
             jnp.asarray(ids),
@@ -250,9 +256,11 @@ def test_replace_against_a_slow_oracle():
             vocab_size=V,
             hide=hide,
             randomise=randomise,
+            by_run=by_run,
         )
         np.testing.assert_array_equal(shown, expected)
         assert shown.dtype == jnp.int32
+    assert (runs > 50) == by_run
 
 
 @pytest.mark.parametrize(

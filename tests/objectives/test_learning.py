@@ -1,19 +1,23 @@
-"""What can be learnt is learnt, and what cannot is not: hidden and replaced pieces."""
+"""What can be learnt is learnt, and what cannot is not: hidden and replaced pieces, and
+which sentence follows which."""
 
+import itertools
 import math
+from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 
+from bert_jax.data.similar import make_similar
 from bert_jax.models.model import Model, init_params
-from bert_jax.objectives.base import Objective
 from bert_jax.objectives.masked_lm import MaskedLM
 from bert_jax.objectives.replaced_token import ReplacedToken
 from bert_jax.step import TrainState, make_train_step
 from tests.models.made import TINY, XL, quick_jit
-from tests.objectives.made import counting
+from tests.objectives.made import counting, pairs
 
 MASK = 20  # behind the twenty pieces of a text
 VOCAB = (21, MASK, (MASK,))
@@ -23,46 +27,92 @@ ARCH = TINY.but(
     **dict(dropout=0.0, attention_dropout=0.0),
 )
 MASKED = dict(hide=1.0, randomise=0.0, next_sentence=0.0)
-CASES = {  # and steps; two towers, of which one is to outwit the other, need more
-    "token": (MaskedLM(*VOCAB, **MASKED), 100),
-    "word": (MaskedLM(*VOCAB, **MASKED, choose="word"), 100),
-    "span": (MaskedLM(*VOCAB, **MASKED, choose="span", boundary=1.0), 100),
-    "replaced": (ReplacedToken(*VOCAB, hide=1.0, generator=0.25), 140),
+# Any word of two pieces that follow each other may stand for any other.
+TABLE = make_similar(
+    [np.array([n, (n + 1) % 20], np.int32) for n in range(20)],
+    np.random.default_rng(0).normal(size=(20, 4)),
+    names=[str(n) for n in range(20)],
+    **dict(tokenizer="0", found_by="spaces", neighbours=19),
+)
+
+
+def electra(phase: str) -> ReplacedToken:
+    return ReplacedToken(*VOCAB, hide=1.0, generator=1.0, phase=phase)
+
+
+# Stages, each an objective and its steps; two towers, of which one is to outwit the
+# other, need more. A rate of 0.4 has room for three words of a row together.
+CASES = {
+    "token": [(MaskedLM(*VOCAB, **MASKED), 100)],
+    "word": [(MaskedLM(*VOCAB, **MASKED, choose="word"), 100)],
+    "ngram": [(MaskedLM(*VOCAB, **MASKED, choose="ngram", rate=0.4), 100)],
+    "span": [(MaskedLM(*VOCAB, **MASKED, choose="span", rate=0.4, boundary=1.0), 100)],
+    "similar": [
+        (MaskedLM(*VOCAB, **MASKED, choose="word", replace="similar", table=TABLE), 100)
+    ],
+    "replaced": [(ReplacedToken(*VOCAB, hide=1.0, generator=0.25), 140)],
+    "two stages": [(electra("generator"), 50), (electra("discriminator"), 100)],
+    "next": [(MaskedLM(*VOCAB), 80)],
+    "order": [(MaskedLM(*VOCAB, pair_head="sop"), 50)],
 }
 
 
-def learnt(of: Objective, steps: int) -> list[dict[str, float]]:
-    """The means of the last twenty steps of a short training: on rows that count, and
-    on the same pieces in any order."""
-    model, optimizer = Model(ARCH, towers=of.towers(ARCH)), optax.adam(1e-2)
-    step = quick_jit(make_train_step(model, of, optimizer))
-    fresh = init_params(model, jax.random.key(0), heads=of.heads)
+def numbered(**told) -> dict[str, np.ndarray]:
+    """Rows that count, with the table's number of each word."""
+    rows = counting(32, 16, **told)
+    begins = rows["positions"][0] % 2 == 0
+    known = [TABLE.numbers(ids, begins) for ids in rows["ids"]]
+    return rows | {"word_id": np.array(known, np.int32)}
+
+
+ROWS = {
+    "similar": numbered,
+    "next": partial(pairs, 32, 16),
+    "order": partial(pairs, 32, 16, swap=True),
+}
+
+
+def learnt(name: str) -> list[dict[str, float]]:
+    """Of what each stage learns, the means of its last twenty steps: on what can be
+    learnt, and on the same pieces, or labels, in any order."""
+    stages, optimizer = CASES[name], optax.adam(1e-2)
+    first, rows_of = stages[0][0], ROWS.get(name, partial(counting, 32, 16))
+    model = Model(ARCH, towers=first.towers(ARCH))
+    steps = [quick_jit(make_train_step(model, of, optimizer)) for of, _ in stages]
+    fresh = init_params(model, jax.random.key(0), heads=first.heads)
     found = []
     for shuffled in (False, True):
-        state = TrainState(jnp.int32(0), fresh, optimizer.init(fresh), jnp.uint32(0))
-        last = []
-        for number in range(steps):
-            rows = counting(32, 16, seed=number, shuffled=shuffled)
-            state, means = step(state, rows)
-            last = [*last[-19:], means]
-        sums = jax.tree.map(lambda *each: sum(each), *last)
-        found.append({name: float(mean.value) for name, mean in sums.items()})
+        params, seeds, means = fresh, itertools.count(), {}
+        for (of, count), step in zip(stages, steps, strict=True):
+            params, last = of.begin(params), []
+            begun = optimizer.init(params)
+            state = TrainState(jnp.int32(0), params, begun, jnp.uint32(0))
+            for seed in itertools.islice(seeds, count):
+                state, scores = step(state, rows_of(seed=seed, shuffled=shuffled))
+                last = [*last[-19:], scores]
+            params = state.params
+            sums = jax.tree.map(lambda *each: sum(each), *last)
+            its = tuple(loss.removesuffix("_loss") for loss in of.weights)
+            means |= {n: float(sums[n].value) for n in sums if n.startswith(its)}
+        found.append(means)
     return found
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_counting_is_learnt_and_nothing_of_what_was_shuffled(name):
-    """By every part of the loss; by chance it is 1 piece in 20, and none is found."""
-    of, steps = CASES[name]
-    counted, shuffled = learnt(of, steps)
-    enough = 0.9
-    if name == "replaced":  # its generator is narrow, and leaves something to find
+def test_what_is_planted_is_learnt_and_nothing_of_what_was_shuffled(name: str):
+    """By every part of the loss; by chance it is 1 piece in 20, or 1 pair in 2, and no
+    replaced piece is found."""
+    planted, shuffled = learnt(name)
+    parts, chance, enough = ["masked_lm", "boundary"], 1 / 20, 0.9
+    if "next_sentence_loss" in planted:  # what is hidden in these is one of five pieces
+        parts, chance = ["next_sentence"], 1 / 2
+    if "replaced_token_loss" in planted:  # a generator that leaves something to find
         enough = 0.3
-        assert counted["replaced_token_recall"] > 0.5
-        assert counted["replaced_token_precision"] > 0.7
+        assert planted["replaced_token_recall"] > 0.5
+        assert planted["replaced_token_precision"] > 0.7
         assert shuffled["replaced_token_recall"] < 0.1
-    for part in ("masked_lm", "boundary"):
-        if f"{part}_loss" in of.weights:
-            assert counted[f"{part}_accuracy"] > enough
-            assert shuffled[f"{part}_accuracy"] < 0.1
-            assert shuffled[f"{part}_loss"] > 0.97 * math.log(20)
+    for part in parts:
+        if f"{part}_loss" in planted:
+            assert planted[f"{part}_accuracy"] > enough
+            assert shuffled[f"{part}_accuracy"] < chance + 0.05
+            assert shuffled[f"{part}_loss"] > -0.97 * math.log(chance)

@@ -16,9 +16,8 @@ from bert_jax.objectives.losses import correct, cross_entropy
 from bert_jax.objectives.masked_lm import MaskedLM
 from bert_jax.optim import Optim, make_optimizer
 from bert_jax.step import Net, TrainState, make_eval_step, make_train_step
+from tests.objectives.made import SPECIAL, FixedNet
 from tests.reference import QUICK, fresh_params
-
-SPECIAL = (0, 1, 2, 3, 4)
 
 
 def test_cross_entropy_by_hand():
@@ -60,17 +59,6 @@ def test_mean_by_hand():
     assert float((one + two).value) == 3.0  # not 3.75, the mean of means
     nothing = Mean.of(jnp.array([5.0]), jnp.array([0.0]))
     assert float(nothing.value) == 0.0
-
-
-class FixedNet:
-    """Gives chosen logits, and remembers what it was asked."""
-
-    def __init__(self, **logits):
-        self.logits = logits
-
-    def __call__(self, tokens, **asked):
-        self.tokens, self.asked = tokens, asked
-        return self.logits
 
 
 def by_hand() -> tuple[FixedNet, dict]:
@@ -147,7 +135,8 @@ def test_rates_that_do_not_fit():
 
 
 def toy_batch(arch: Arch, count: int, length: int) -> dict[str, np.ndarray]:
-    """Rows of two random sentences; in half of them the second repeats the first."""
+    """Rows of two random sentences, labelled 0 and 1 in turn: nothing in them tells, so
+    that they can be learnt by heart only."""
     rng = np.random.default_rng(0)
     ids = rng.integers(5, arch.vocab_size, (count, length)).astype(np.int32)
     half = length // 2
@@ -164,11 +153,16 @@ def toy_batch(arch: Arch, count: int, length: int) -> dict[str, np.ndarray]:
     }
 
 
-def test_loss_at_initialisation():
-    """A fresh model knows nothing: ln V, and ln 2."""
+@pytest.mark.parametrize(
+    "change",
+    [{}, dict(pair_head="sop", boundary=1.0, choose="span")],
+    ids=["bert", "order-and-boundary"],
+)
+def test_loss_at_initialisation(change: dict):
+    """A fresh model knows nothing: ln V, ln 2, and from the borders ln V again."""
     arch = Arch(vocab_size=30522, width=128, layers=2, heads=2, inner=512)
-    objective = MaskedLM(arch.vocab_size, 103, (0, 100, 101, 102, 103))
-    params = fresh_params(arch)
+    objective = MaskedLM(arch.vocab_size, 103, (0, 100, 101, 102, 103), **change)
+    params = fresh_params(arch, heads=objective.heads)
     model = Model(arch)
 
     @partial(jax.jit, compiler_options=QUICK)
@@ -176,10 +170,16 @@ def test_loss_at_initialisation():
         batch = objective.corrupt(jax.random.split(jax.random.key(0), 16), batch)
         return objective.terms(Net(model, params), batch).means
 
-    means = score(params, toy_batch(arch, 16, 64))
+    batch = toy_batch(arch, 16, 64)
+    batch["words"] = batch["positions"] + 1
+    means = score(params, batch)
+    classes = {"masked_lm_loss": 30522, "next_sentence_loss": 2, "boundary_loss": 30522}
     assert float(means["masked_lm_loss"].count) == 16 * 10
-    assert abs(float(means["masked_lm_loss"].value) - math.log(30522)) < 0.1
-    assert abs(float(means["next_sentence_loss"].value) - math.log(2)) < 0.1
+    for name in objective.weights:
+        assert float(means[name].count) > 10
+        assert abs(float(means[name].value) - math.log(classes[name])) < 0.1
+    theory = sum(math.log(classes[name]) for name in objective.weights)
+    assert abs(float(loss_of(objective, means)) - theory) < 0.2
 
 
 def test_a_small_model_learns_sixteen_rows_by_heart():

@@ -6,13 +6,14 @@ import numpy as np
 import optax
 import pytest
 
-from bert_jax.models.model import Model
+from bert_jax.models.model import Model, init_params
 from bert_jax.objectives.causal_lm import CausalLM
 from bert_jax.objectives.permuted_lm import PermutedLM
 from bert_jax.parity import OUTPUT, excess
 from bert_jax.presets import preset
 from bert_jax.step import Net, TrainState, make_train_step
 from tests.models.made import TINY, TRANSFORMER_XL, XLNET, drawn_params, quick_jit
+from tests.objectives.made import counting
 from tests.reference import shardings
 
 ARCH = TINY.but(**TRANSFORMER_XL, lm_head="bias")
@@ -225,6 +226,30 @@ def test_a_step_that_is_skipped_leaves_no_memory():
     after, _ = step(state, batch)
     assert not after.carry["states"].any()
     assert not after.carry["group"].any()
+
+
+def test_what_only_memory_tells_is_learnt():
+    """Every other row says again what the one before it said, or what another said: of
+    itself nothing tells its next piece. Chance is 1 in 20."""
+    sizes = dict(vocab_size=20, layers=1, dropout=0.0, attention_dropout=0.0)
+    of, model = CausalLM(memory=S), Model(ARCH.but(**sizes))
+    optimizer = optax.adam(1e-2)
+    step = quick_jit(make_train_step(model, of, optimizer))
+    fresh = init_params(model, jax.random.key(0), heads=("lm",))
+    scores = {}
+    for shuffled in (False, True):
+        one = jnp.int32(0), fresh, optimizer.init(fresh), jnp.uint32(0)
+        state, last = TrainState(*one, of.first_carry(model, 32)), []
+        for number in range(80):
+            said = counting(32, S, seed=number, shuffled=True)
+            for again in (0, 1):
+                rows = said | {"continues": np.full(32, again, np.int32)}
+                rows["ids"] = np.roll(said["ids"], again * shuffled, axis=0)
+                state, means = step(state, rows)
+            last = [*last[-19:], float(means["causal_lm_accuracy"].value)]
+        scores[shuffled] = np.mean(last)
+    assert scores[False] > 0.9
+    assert scores[True] < 0.1
 
 
 # Bad input.

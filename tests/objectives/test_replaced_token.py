@@ -21,7 +21,7 @@ from bert_jax.metrics import read_metrics
 from bert_jax.models.model import Model, count_params, init_params
 from bert_jax.objectives.base import loss_of, tokens_of
 from bert_jax.objectives.losses import binary_cross_entropy
-from bert_jax.objectives.replaced_token import ReplacedToken, put, sample
+from bert_jax.objectives.replaced_token import PHASES, ReplacedToken, put, sample
 from bert_jax.parity import GRADIENT, OUTPUT, QUICK, excess
 from bert_jax.presets import preset
 from bert_jax.step import Net, row_keys
@@ -117,9 +117,10 @@ def test_binary_cross_entropy_by_hand():
     np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
-def test_terms_by_hand():
-    """Row [CLS] a b c with a and c predicted: a is replaced, c is guessed right."""
-    of = ReplacedToken(8, 4, SPECIAL)
+@pytest.mark.parametrize("phase", PHASES)
+def test_terms_by_hand(phase: str):
+    """Row [CLS] a b c with a and c predicted: a has 1/4 and is replaced, c is sure."""
+    of = ReplacedToken(8, 4, SPECIAL, phase=phase)
     zeros = jnp.zeros((1, 5), jnp.int32)
     batch = {name: zeros for name in ("types", "positions")}
     batch |= {
@@ -129,26 +130,42 @@ def test_terms_by_hand():
     batch |= {"group": jnp.array([[1, 1, 1, 1, 0]]), "where": jnp.array([[1, 3]])}
     batch |= {"targets": jnp.array([[5, 7]]), "weights": jnp.ones((1, 2))}
     batch["draws"] = jnp.array([[0.5, 0.5]])
+    asked = []
 
     def net(tokens, *, heads, tower="main", where=None):
+        asked.append(tower)
         if tower == "generator":
             assert (heads, tokens.ids.tolist()) == (("lm",), [[2, 4, 6, 4, 0]])
-            sure = jnp.full((1, 2, 8), -jnp.inf)
-            return {"lm": sure.at[0, 0, 6].set(0.0).at[0, 1, 7].set(0.0)}
+            chances = jnp.zeros((1, 2, 8)).at[0, 0, 5:7].set(jnp.array([1 / 4, 3 / 4]))
+            return {"lm": jnp.log(chances.at[0, 1, 7].set(1.0))}
         assert (heads, tokens.ids.tolist()) == (("rtd",), [[2, 6, 6, 7, 0]])
         return {"rtd": jnp.array([[-1.0, 1.0, 1.0, -1.0, 9.0]])}
 
-    means = {
-        name: float(mean.value) for name, mean in of.terms(net, batch).means.items()
-    }
+    found = of.terms(net, batch).means
+    means = {name: float(mean.value) for name, mean in found.items()}
     good, bad = math.log1p(math.exp(-1)), math.log1p(math.e)
-    assert means["replaced_token_loss"] == pytest.approx((3 * good + bad) / 4)
-    assert means["replaced_token_accuracy"] == 3 / 4
-    assert means["replaced_token_recall"] == 1.0
-    assert means["replaced_token_precision"] == 1 / 2
-    assert means["replaced_token_share"] == 1 / 4
-    assert means["masked_lm_accuracy"] == 1 / 2
-    assert of.weights == {"replaced_token_loss": 50.0, "masked_lm_loss": 1.0}
+    detected, filled = (3 * good + bad) / 4, math.log(4) / 2
+    expected = {"masked_lm_loss": filled, "masked_lm_accuracy": 1 / 2}
+    if phase != "generator":
+        expected |= {
+            "replaced_token_loss": detected,
+            "replaced_token_accuracy": 3 / 4,
+            "replaced_token_recall": 1.0,
+            "replaced_token_precision": 1 / 2,
+            "replaced_token_share": 1 / 4,
+        }
+    assert means == pytest.approx(expected)
+    assert asked == ["generator"] + ["main"] * (phase != "generator")
+    weights, loss = {
+        "joint": (
+            {"replaced_token_loss": 50, "masked_lm_loss": 1},
+            50 * detected + filled,
+        ),
+        "generator": ({"masked_lm_loss": 1}, filled),
+        "discriminator": ({"replaced_token_loss": 50}, 50 * detected),
+    }[phase]
+    assert of.weights == weights
+    assert float(loss_of(of, found, of.counts(batch))) == pytest.approx(loss)
 
 
 def test_a_perfect_generator_replaces_nothing():
@@ -315,9 +332,17 @@ def test_wrong_numbers():
     assert "objective.rate=2.0 must be between 0 and 1" in text
 
 
+def test_a_generator_that_cannot_read_the_shared_table():
+    """XLNet's head scores states as they are, and a smaller generator's do not fit."""
+    bare = ARCH.but(embed_width=0, lm_head="bias")
+    (problem,) = OBJECTIVE.problems(bare, "full")
+    assert "needs config.arch.lm_head=transform instead of bias" in problem
+    assert not dataclasses.replace(OBJECTIVE, generator=1.0).problems(bare, "full")
+
+
 def test_two_stages_first_the_generator_then_the_model(tiny_corpus, tmp_path):
-    """The second stage begins with the generator's layers, and leaves the generator as
-    it is; the model's own head and the tables learn."""
+    """The second stage begins with the generator's layers, and leaves the generator and
+    the tables it reads as they are; the model's own layers and head learn."""
     rules = [
         stage["optim.rate_rules"] for stage in load_config("electra_two_stage").stages
     ]
@@ -350,7 +375,8 @@ def test_two_stages_first_the_generator_then_the_model(tiny_corpus, tmp_path):
     assert not any(same(at[1]["generator"]["lm"], at[2]["generator"]["lm"]))
     assert all(same(at[2]["generator"], at[4]["generator"]))
     assert not all(same(at[2]["rtd"], at[4]["rtd"]))
-    assert not all(same(at[2]["embed"], at[4]["embed"]))
+    assert all(same(at[2]["embed"], at[4]["embed"]))
+    assert not any(same(at[1]["embed"], at[2]["embed"]))
     # One step away from the generator's layers, far from its own of before.
     begun, before = at[2]["generator"]["stack"], at[2]["stack"]
     assert far(at[3]["stack"], begun) < 0.02 < far(before, begun)

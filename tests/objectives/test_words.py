@@ -163,34 +163,38 @@ def test_lengths():
 
 @pytest.mark.parametrize("kind", ["ngram", "macbert", "span"])
 def test_runs_are_as_long_as_drawn(kind: str):
-    """One run in a long text: with a budget of its longest length, the first anchor's
-    run is whole. Of later ones only what is apart from it is looked at."""
+    """The first anchor's run in a long text, where no other is near it: with a budget
+    of the longest length it is whole, and a gap stands before and after it."""
     lengths = corrupt.LENGTHS[kind]
     rows, most = 3000, len(lengths)
-    candidates = jnp.ones(400, bool)
+    N = 40 * most
     keys = row_keys(jax.random.key(1), jnp.arange(rows))
 
     def first_run(key):
         order_key, _ = jax.random.split(key)
-        anchor = jnp.argmin(jax.random.uniform(order_key, (400,)))
+        order = jnp.argsort(jax.random.uniform(order_key, (N,)))
+        anchor, others = order[0], order[1 : 2 * most]
         chosen = corrupt.choose_words(
             key,
-            candidates,
-            jnp.arange(400),
+            jnp.ones(N, bool),
+            jnp.arange(N),
             most,
             lengths=lengths,
             merge=kind == "span",
         )
         first, last = corrupt.runs_of(chosen)
-        apart = (first[anchor] == anchor) & (anchor < 400 - most)
-        return jnp.where(apart, last[anchor] - anchor + 1, 0)
+        # Of the anchors' places alone, whatever lengths were drawn.
+        alone = (jnp.abs(others - anchor) > most).all() & (anchor < N - most)
+        length = jnp.where(first[anchor] == anchor, last[anchor] - anchor + 1, 0)
+        return jnp.where(alone, length, -1)
 
-    found = np.bincount(jax.jit(jax.vmap(first_run))(keys), minlength=most + 1)[1:]
-    assert len(found) == most
-    # Runs that touch are one: a few per cent look longer than they are.
-    share = found / found.sum()
-    assert np.abs(share - lengths).max() < 0.04
-    assert found.sum() > 0.8 * rows
+    lengths_found = np.asarray(jax.jit(jax.vmap(first_run))(keys))
+    found = np.bincount(lengths_found[lengths_found >= 0], minlength=most + 1)
+    assert len(found) == most + 1
+    assert found[0] == 0
+    assert found.sum() > rows / 4
+    expected = np.array(lengths) * found.sum()
+    assert stats.chisquare(found[1:], expected).pvalue > CONFIDENCE
 
 
 def test_words_are_chosen_evenly():
