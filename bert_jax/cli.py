@@ -657,6 +657,13 @@ def add_compare(options: argparse.ArgumentParser) -> None:
         help="compare, or a config file like configs/compare.py",
     )
     options.add_argument("--workdir", required=True, help="folder of all runs")
+    options.add_argument(
+        "--workers",
+        type=int,
+        default=1,
+        metavar="N",
+        help="runs side by side, each with its share of the cores",
+    )
 
 
 def run_compare(arguments) -> None:
@@ -666,9 +673,12 @@ def run_compare(arguments) -> None:
     config = load_config(arguments.config)
     override(config, read_overrides(arguments.rest))
     words = ["--config", arguments.config, "--workdir", arguments.workdir]
+    if arguments.workers != 1:
+        words += ["--workers", str(arguments.workers)]
     command = shlex.join(["bert_jax", "compare", *words, *arguments.rest])
     comparison = resolve_comparison(config)
-    if compare(comparison, arguments.workdir, command=command) is not None:
+    how = dict(command=command, workers=arguments.workers)
+    if compare(comparison, arguments.workdir, **how) is not None:
         print(
             f"all numbers are in {arguments.workdir}/results.json, the findings in "
             f"{arguments.workdir}/report.html"

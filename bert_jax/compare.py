@@ -12,9 +12,11 @@ each of several seeds.
     DIR/tokenizer, DIR/corpus      made once, from raw text
     DIR/runs/ENTRY/seed-N          a workdir of `bert_jax train`
     DIR/scores/ENTRY/seed-N/*.json one evaluation each, whole or not at all
+    DIR/logs/ENTRY/seed-N.log      what it said, where several work side by side
     DIR/results.json, table.md, curves.png, report.html
 
-Killed at any moment, the same command goes on; results.json is the same, bit for bit.
+Killed at any moment, the same command goes on; results.json is the same, bit for bit
+(with as many workers: sums over fewer cores are added up in another order).
 """
 
 import dataclasses
@@ -45,6 +47,7 @@ from bert_jax.objective import make_objective
 from bert_jax.objectives.base import Objective
 from bert_jax.presets import preset
 from bert_jax.report import write_report
+from bert_jax.side_by_side import share_cores, side_by_side
 from bert_jax.train import compute_dtype, fit_vocabulary, train
 from bert_jax.whole import locked, whole_folder, write_text
 from bert_jax.workdir import last_scores
@@ -217,9 +220,15 @@ class Plan:
 
 
 def compare(
-    comparison: Comparison, workdir: str | Path, *, command: str, progress: bool = True
+    comparison: Comparison,
+    workdir: str | Path,
+    *,
+    command: str,
+    workers: int = 1,
+    progress: bool = True,
 ) -> dict | None:
     """Compares, or goes on comparing. Returns the results, or None if interrupted."""
+    share_cores(workers)  # or raises
     workdir = Path(workdir)
     runs = [entry_run(comparison, entry, "-") for entry in comparison.entries]
     inputs = [str(Path(comparison.data) / name) for name in comparison.text]
@@ -229,11 +238,7 @@ def compare(
         told = dataclasses.asdict(comparison)
         claim(workdir, told)
         tokenizer = make_tokenizer(comparison, inputs, workdir / "tokenizer")
-        longest = min(run.length for run in runs)
-        tasks = {
-            name: read_task(name, comparison.data, tokenizer=tokenizer, length=longest)
-            for name in comparison.tasks
-        }
+        tasks = read_tasks(comparison, tokenizer)
         corpus = make_corpora(
             comparison, tokenizer, workdir / "corpus", progress=progress
         )
@@ -246,16 +251,21 @@ def compare(
                 f"FLOPs, {plan.steps * plan.step_flops:.4g} in all"
             )
         most = max(plan.seeds.stop for plan in plans)
-        turns = [(p, seed) for seed in range(most) for p in plans if seed in p.seeds]
-        for number, (plan, seed) in enumerate(turns, 1):
-            print(f"[{number}/{len(turns)}] {plan.entry.name}, seed {seed}")
-            bench = Bench(comparison, plan, seed, workdir)
-            if bench.finished:
-                continue
-            if not bench.pretrain(progress=progress):
-                return None
-            bench.evaluate(tasks, progress=progress)
+        benches = [
+            Bench(comparison, plan, seed, workdir)
+            for seed in range(most)
+            for plan in plans
+            if seed in plan.seeds
+        ]
+        left = [bench for bench in benches if not bench.finished]
+        print(f"{len(left)} runs of {len(benches)} are left")
+        for bench in work_through(left, tasks, workers=workers, progress=progress):
             gather(comparison, plans, workdir, command)  # what there is so far
+            count = sum(each.finished for each in benches)
+            print(f"[{count}/{len(benches)}] {bench.title}: done", flush=True)
+        if not all(bench.finished for bench in benches):
+            print("stopped; the same command goes on from there")
+            return None
         return gather(comparison, plans, workdir, command)
 
 
@@ -370,6 +380,12 @@ def make_tokenizer(
     return load_tokenizer(folder)
 
 
+def read_tasks(comparison: Comparison, tokenizer: Tokenizer) -> dict[str, Parts]:
+    runs = (entry_run(comparison, entry, "-") for entry in comparison.entries)
+    how = dict(tokenizer=tokenizer, length=min(run.length for run in runs))
+    return {name: read_task(name, comparison.data, **how) for name in comparison.tasks}
+
+
 def make_corpora(
     comparison: Comparison, tokenizer: Tokenizer, folder: Path, *, progress: bool
 ) -> Corpus:
@@ -434,6 +450,10 @@ class Bench:
         return f"{self.plan.entry.folder}/seed-{self.seed}"
 
     @property
+    def title(self) -> str:
+        return f"{self.plan.entry.name}, seed {self.seed}"
+
+    @property
     def run_folder(self) -> Path:
         return self.workdir / "runs" / self.place
 
@@ -453,6 +473,13 @@ class Bench:
     @property
     def finished(self) -> bool:
         return all(self.file(*what).is_file() for what in self.wanted())
+
+    def work(self, tasks: dict[str, Parts], *, progress: bool) -> bool:
+        """False if it was interrupted."""
+        if not self.pretrain(progress=progress):
+            return False
+        self.evaluate(tasks, progress=progress)
+        return True
 
     def pretrain(self, *, progress: bool) -> bool:
         """False if it was interrupted."""
@@ -502,6 +529,41 @@ class Bench:
             scores = last_scores(self.run_folder)["eval"]
             own = {name: scores[name] for name in sorted({*scores} - {"step", "kind"})}
         return {"seed": self.seed, "held_out": own, **found}
+
+
+def work_through(
+    benches: list[Bench], tasks: dict[str, Parts], *, workers: int, progress: bool
+) -> Iterator[Bench]:
+    """Yields each that is finished; ends early where one was interrupted. Side by side
+    each is a process of its own."""
+    if workers == 1:
+        for bench in benches:
+            print(f"{bench.title} ...")
+            if not bench.work(tasks, progress=progress):
+                return
+            yield bench
+        return
+    cache = jax.config.jax_compilation_cache_dir
+    jobs = {
+        bench.workdir / f"logs/{bench.place}.log": (
+            *(bench.comparison, bench.plan.entry, bench.seed, bench.workdir),
+            cache,
+        )
+        for bench in benches
+    }
+    of = dict(zip(jobs, benches, strict=True))
+    for log in side_by_side(work_alone, jobs, workers=workers):
+        yield of[log]
+
+
+def work_alone(
+    comparison: Comparison, entry: Entry, seed: int, workdir: Path, cache: str | None
+) -> bool:
+    """One entry with one seed, in a process of its own."""
+    jax.config.update("jax_compilation_cache_dir", cache)
+    tasks = read_tasks(comparison, load_tokenizer(workdir / "tokenizer"))
+    plan = make_plan(comparison, entry, open_corpus(workdir / "corpus/text"))
+    return Bench(comparison, plan, seed, workdir).work(tasks, progress=False)
 
 
 def gather(

@@ -12,7 +12,7 @@ from bert_jax.errors import InputError
 from bert_jax.evaluators.held_out import HeldOut
 from bert_jax.model_dir import load, read_run
 from bert_jax.models.model import Model
-from bert_jax.objective import make_objective
+from bert_jax.objective import check_rows, make_objective
 from bert_jax.sharding import make_mesh, own_rows, replicated
 
 
@@ -69,6 +69,7 @@ def evaluate(
         corpus=corpus,
         say=lambda _: None,
     )
+    check_rows(objective, found)
     theirs = ("" if "/" in head and model.towers else head for head in objective.heads)
     lacking = sorted({*theirs} - {"", *model.heads})
     if lacking:

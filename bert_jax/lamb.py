@@ -99,20 +99,21 @@ def scale_by_trust_ratio(
 
 def layer_ratios(opt_state: optax.OptState) -> dict[str, jax.Array]:
     """What the last step trusted: the mean ratio of a layer's matrices, layer by layer
-    of the main tower, and of the embedding tables; nothing where the optimizer has no
+    of each tower, and of the embedding tables; nothing where the optimizer has no
     ratios."""
     ratios = optax.tree.get(opt_state, "trust_ratios")
     if ratios is None:
         return {}
-    leaves = jax.tree_util.tree_leaves_with_path(ratios)
-    named = {path_name(path): leaf for path, leaf in leaves}
-    kernels = [
-        leaf
-        for name, leaf in named.items()
-        if name.startswith("stack/layers/") and name.endswith("kernel")
-    ]
-    found = {"trust_embed": named["embed/token"]}
-    if len({len(leaf) for leaf in kernels}) == 1:  # not if layers share some of them
+    towers = {}  # the ratios of their matrices, [N] each
+    for path, ratio in jax.tree_util.tree_leaves_with_path(ratios):
+        name = path_name(path)
+        if (layer := LAYERS.match(name)) and name.endswith("kernel"):
+            towers.setdefault(layer[1] or "", []).append(ratio)
+    found = {"trust_embed": ratios["embed"]["token"]}
+    for tower, kernels in towers.items():
+        if len({len(ratio) for ratio in kernels}) > 1:  # layers share some of them
+            continue
+        name = f"trust_{tower.replace('/', '_')}layer"
         means = jnp.stack(kernels).mean(0)
-        found |= {f"trust_layer_{n}": mean for n, mean in enumerate(means)}
+        found |= {f"{name}_{n}": mean for n, mean in enumerate(means)}
     return found

@@ -22,7 +22,7 @@ from bert_jax.errors import InputError
 from bert_jax.evaluators.held_out import HeldOut
 from bert_jax.flops import step_flops
 from bert_jax.models.model import Model
-from bert_jax.objective import make_objective
+from bert_jax.objective import check_columns, check_rows, make_objective
 from bert_jax.objectives.base import Objective
 from bert_jax.optim import make_optimizer, with_rate_of
 from bert_jax.presets import preset
@@ -174,7 +174,8 @@ def make_lane(
     )
     if labelled:
         rows = read_labelled(run.data, tokenizer=tokenizer, length=run.length)
-        columns = {*rows.arrays}
+        check_columns(objective, rows.arrays, run.data)
+        objective.check_labels(rows.labels, run.arch)
     else:
         if run.alpha != 1 and not corpus.index["input"].any():
             say(f"config.alpha={run.alpha} changes nothing: the corpus has one input")
@@ -182,29 +183,14 @@ def make_lane(
             crosses = f"{run.rows} rows never cross"
             say(f"config.across={run.across} changes nothing: {crosses}")
         rows = Rows(corpus, run.rows, run.length, run.across, run.seed)
-        columns = {*rows.empty(1)}
-    lacking = sorted({*objective.columns} - columns)
-    if lacking:
-        how = "config.rows=labelled and a file of labelled pairs as config.data"
-        how = how if "label" in lacking else "`bert_jax prepare --words`"
-        raise InputError(
-            f"{objective.name} needs {', '.join(lacking)}: {run.data} has no such "
-            f"column; see {how}"
-        )
-    if not labelled and "words" in objective.columns and not corpus.shows_words:
-        raise InputError(
-            f"{objective.name} hides words, which {corpus.path} does not show: most of "
-            "its pieces are single ideographs. Prepare it with --words jieba (or "
-            "spaces, tags), or use config.objective.choose=token"
-        )
-    if labelled:
-        objective.check_labels(rows.labels, run.arch)
+        check_rows(objective, rows)
     scored = None
     if held_out is not None and not labelled:
         check_same_tokenizer(held_out, tokenizer.hash, what)
         if "word_id" in objective.columns:
             check_same_words(held_out, objective.table, what)
         scored = Rows(held_out, run.rows, run.length, run.across, seed=0)
+        check_rows(objective, scored)
     part = own_rows(mesh, run.batch, field="batch")
     if run.batch // run.accumulate % mesh.size:
         raise InputError(

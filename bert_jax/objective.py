@@ -1,11 +1,14 @@
 """An objective from a run's settings: what it is told, and what the data decide."""
 
 import dataclasses
+from collections.abc import Collection
+from pathlib import Path
 
 from bert_jax.config import DECIDED
 from bert_jax.data.corpus import Corpus, similar_words
 from bert_jax.data.pairs import RULES
 from bert_jax.data.plans import PAIRS
+from bert_jax.data.rows import Rows
 from bert_jax.errors import InputError, unknown
 from bert_jax.models.arch import Arch
 from bert_jax.objectives import OBJECTIVES
@@ -68,3 +71,27 @@ def make_objective(
     if problems:
         raise InputError("\n".join(problems))
     return objective
+
+
+def check_rows(objective: Objective, rows: Rows) -> None:
+    """Raises where rows, to learn from or to score on, lack what it asks for."""
+    check_columns(objective, rows.empty(1), rows.corpus.path)
+    if "words" in objective.columns and not rows.corpus.shows_words:
+        raise InputError(
+            f"{objective.name} hides words, which {rows.corpus.path} does not show: "
+            "most of its pieces are single ideographs. Prepare it with --words jieba "
+            "(or spaces, tags), or use config.objective.choose=token"
+        )
+
+
+def check_columns(
+    objective: Objective, columns: Collection[str], path: str | Path
+) -> None:
+    lacking = sorted({*objective.columns} - {*columns})
+    if lacking:
+        how = "config.rows=labelled and a file of labelled pairs as config.data"
+        how = how if "label" in lacking else "`bert_jax prepare --words`"
+        raise InputError(
+            f"{objective.name} needs {', '.join(lacking)}: {path} has no such column; "
+            f"see {how}"
+        )

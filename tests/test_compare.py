@@ -4,9 +4,15 @@ import dataclasses
 import gzip
 import json
 import math
+import os
 import random
 import re
 import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 from ml_collections import ConfigDict
@@ -191,6 +197,57 @@ def test_a_killed_comparison_goes_on_to_the_same_results(
         monkeypatch.setattr(place, name, dies(None, calls=0))
     run(make_config(data), workdir)  # finished: there is nothing to be done again
     assert (workdir / "results.json").read_bytes() == expected
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="has one core")
+def test_killed_workers_go_on_to_the_same_results(finished, data, tmp_path):
+    """The command and its workers, by SIGKILL and by SIGTERM; and what two workers find
+    is what one finds."""
+    file = tmp_path / "config.py"
+    file.write_text(
+        "from tests.test_compare import make_config\n\n\n"
+        f"def get_config():\n    return make_config({str(data)!r})\n"
+    )
+    root = str(Path(__file__).parents[1])
+    told = {"XLA_FLAGS": "", "BERT_JAX_CACHE": str(tmp_path), "PYTHONPATH": root}
+
+    def start(name: str) -> subprocess.Popen:
+        words = ("compare", "--config", file, "--workdir", tmp_path / name)
+        return subprocess.Popen(
+            [sys.executable, "-m", "bert_jax", *words, "--workers", "2"],
+            env={**os.environ, **told},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def finish(name: str) -> dict:
+        process = start(name)
+        said, _ = process.communicate(timeout=200)
+        assert process.returncode == 0, said
+        assert "[3/3]" in said
+        return json.loads((tmp_path / name / "results.json").read_text())
+
+    whole = finish("whole")
+    for how, until in (
+        (signal.SIGKILL, "runs/*/seed-0/metrics.jsonl"),
+        (signal.SIGTERM, "scores/*/seed-1/probe-*"),
+    ):
+        process = start("killed")
+        deadline = time.monotonic() + 150
+        while not [*(tmp_path / "killed").glob(until)]:
+            assert process.poll() is None, process.stdout.read()
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        process.send_signal(how)
+        process.wait(timeout=60)
+        assert not (tmp_path / "killed/results.json").exists() or how == signal.SIGTERM
+    assert finish("killed") == whole
+    for ours, theirs in zip(whole["entries"], finished[1]["entries"], strict=True):
+        assert {**ours, "seeds": 0} == {**theirs, "seeds": 0}
+        for one, other in zip(ours["seeds"], theirs["seeds"], strict=True):
+            assert one["held_out"] == pytest.approx(other["held_out"], rel=1e-3)
 
 
 def test_the_report_is_one_file_and_escapes_what_it_is_told(finished):

@@ -193,9 +193,11 @@ def test_the_ratios_of_layers_are_shown():
     optimizer = make_optimizer(settings("optax"), STEPS, tree)
     _, state = optimizer.update(unflatten(draw(0)), optimizer.init(tree), tree)
     found = lamb.layer_ratios(state)
-    assert set(found) == {"trust_embed", "trust_layer_0", "trust_layer_1"}
-    kernel = optax.tree.get(state, "trust_ratios")["stack"]["layers"]["ffn"]["inner"]
-    np.testing.assert_array_equal(found["trust_layer_1"], kernel["kernel"][1])
+    names = ["layer_0", "layer_1", *(f"generator_layer_{n}" for n in range(3))]
+    assert set(found) == {"trust_embed", *(f"trust_{name}" for name in names)}
+    ratios = flatten(optax.tree.get(state, "trust_ratios"))
+    np.testing.assert_array_equal(found["trust_layer_1"], ratios[KERNEL][1])
+    np.testing.assert_array_equal(found["trust_generator_layer_2"], ratios[SECOND][2])
     assert found["trust_layer_1"] > 3 * found["trust_layer_0"]
     adam = make_optimizer(Optim(), STEPS, tree)
     assert lamb.layer_ratios(adam.init(tree)) == {}

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import bert_jax
-from bert_jax import checkpoint, course, metrics
+from bert_jax import checkpoint, course, lane, metrics
 from bert_jax.cli import main
 from bert_jax.config import load_config, override, resolve
 from bert_jax.data.prepare import prepare
@@ -615,6 +615,119 @@ def test_words_that_chinese_does_not_show(tmp_path):
     with pytest.raises(InputError, match="does not show: .* Prepare it with --words"):
         train(run, tmp_path / "run", progress=False)
     assert not (tmp_path / "run/run.json").exists()
+
+
+def refused(corpus, told: dict, workdir, monkeypatch) -> str:
+    """What is said before anything is built or written."""
+
+    def never(*_, **__):
+        raise AssertionError("a step was made")
+
+    monkeypatch.setattr(lane, "make_train_step", never)
+    with pytest.raises(InputError) as caught:
+        train(tiny.make_run(corpus, **told), workdir, progress=False)
+    assert not (workdir / "run.json").exists()
+    return str(caught.value)
+
+
+MEMORY = {"objective__name": "causal_lm", "objective__memory": 8}
+WRONG = {
+    "no head": (
+        {"objective__name": "permuted_lm"},
+        "needs config.arch.streams=2",
+    ),
+    "no generator's head": (
+        {"objective__name": "replaced_token", "arch__lm_head": "bias"},
+        "needs config.arch.lm_head=transform instead of bias",
+    ),
+    "memory of shuffled rows": (
+        {**MEMORY, "arch__position": "xl", "rows": "full"},
+        "config.objective.memory=8 needs config.rows=stream",
+    ),
+    "memory beside another task": (
+        {
+            **MEMORY,
+            "arch__position": "xl",
+            "rows": "stream",
+            "tasks": (("one", {}), ("two", {})),
+            "stages": ({"steps": 6, "tasks": {"one": 3, "two": 3}},),
+        },
+        "objective.memory is that of the step before, which trained another task",
+    ),
+    "stages": (
+        {"stages": ({"steps": 2}, {"steps": 3})},
+        "config.steps=6, but the stages add up to 5 steps",
+    ),
+    "batch": ({"batch": 12}, "config.batch=12"),
+    "parts": (
+        {"accumulate": 2},
+        "config.batch=8 in config.accumulate=2 parts does not divide over 8 devices",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_input_is_said_before_a_step_is_made(
+    tiny_corpus, tmp_path, monkeypatch, name
+):
+    told, said = WRONG[name]
+    assert said in refused(tiny_corpus, told, tmp_path / "run", monkeypatch)
+
+
+@pytest.mark.parametrize("unit", ["phrases", "words"])
+def test_held_out_text_needs_what_is_hidden(tmp_path, monkeypatch, unit):
+    """As the text that is learned from does."""
+    texts = {"tags": "猫/n 看/v 山/n 。/w\n狗/n 画/v 水/n 。/w", "pieces": "猫看山。"}
+    for words, text in texts.items():
+        (tmp_path / f"{words}.txt").write_text("\n\n".join([text] * 60))
+    characters = train_wordpiece(["猫看山。狗画水。"], vocab_size=12, progress=False)
+    with_words, without = (
+        prepare(
+            [str(tmp_path / f"{words}.txt")],
+            tokenizer=characters,
+            out=tmp_path / words,
+            words=words,
+            progress=False,
+        )
+        for words in texts
+    )
+    hidden = dict(objective__choose="word", objective__unit=unit, eval__every=0)
+    told = hidden | dict(eval__data=without.path)
+    said = refused(with_words, told, tmp_path / "run", monkeypatch)
+    assert str(without.path) in said
+    assert ("masked_lm needs phrases" if unit == "phrases" else "hides words") in said
+    monkeypatch.undo()
+    run = tiny.make_run(with_words, **hidden, eval__data=with_words.path, steps=1)
+    assert train(run, tmp_path / "run", progress=False)["eval"]
+    with pytest.raises(InputError) as caught:
+        evaluate(tmp_path / "run", data=without.path)
+    assert str(caught.value) == said
+
+
+def test_labelled_pairs_are_a_task_beside_the_text(tiny_corpus, tmp_path, monkeypatch):
+    """ERNIE 2.0's relations, from a file of label<TAB>text<TAB>text."""
+    lines = [f"{n % 3}\tthe cat sees the sea\ta dog likes bread" for n in range(40)]
+    path = tmp_path / "relations.tsv"
+    path.write_text("\n".join(lines) + "\n")
+    relation = {"objective.name": "discourse_relation", "rows": "labelled"}
+    told = dict(
+        arch__labels=3,
+        stages=({"steps": 4, "tasks": {"text": 2, "relation": 2}},),
+        steps=4,
+    )
+    tasks = (("text", {}), ("relation", {**relation, "data": str(path)}))
+    run = tiny.make_run(tiny_corpus, tasks=tasks, **told)
+    train(run, tmp_path / "run", progress=False)
+    rows = read_metrics(tmp_path / "run/metrics.jsonl")
+    found = ["relation/discourse_relation_loss" in row for row in rows]
+    assert found.count(True) == 2
+    assert "discourse" in bert_jax.load(tmp_path / "run").heads
+    few = dict(tasks=tasks) | told | {"arch__labels": 2}
+    said = refused(tiny_corpus, few, tmp_path / "few", monkeypatch)
+    assert "the data have 3 labels, 0, 1, 2; its head has 2" in said
+    text = (tasks[0], ("relation", {"objective.name": "discourse_relation"}))
+    said = refused(tiny_corpus, told | dict(tasks=text), tmp_path / "few", monkeypatch)
+    assert "discourse_relation needs label: " in said
 
 
 def test_electra_trains_two_towers(tiny_corpus, tmp_path, capsys):

@@ -20,6 +20,7 @@ from bert_jax.models.heads import SPAN_WORDS
 from bert_jax.models.model import Model
 from bert_jax.models.tokens import plain, remember
 from bert_jax.objectives.base import loss_of
+from bert_jax.objectives.causal_lm import CausalLM
 from bert_jax.objectives.corrupt import borders_of
 from bert_jax.objectives.masked_lm import MaskedLM
 from bert_jax.parity import GRADIENT, OUTPUT, QUICK, Rows, excess
@@ -205,6 +206,43 @@ def test_transformer_xl(name: str):
     found = xl_found(arrays, arch, params)
     assert len(found) > 20
     assert not {key: value for key, value in found.items() if not value <= 1}
+
+
+@pytest.mark.parametrize("forget", [False, True], ids=["memory", "none"])
+def test_transformer_xl_through_the_objective(forget: bool):
+    """The second piece with what the objective carries over from the first: loss and
+    gradients of the release; without it they are not."""
+    arrays = load("transfo_xl")["untied"]
+    arch, params, _ = xl_tree(arrays, "param")
+    of = CausalLM(memory=arrays["out/first/mems"].shape[2])
+    net = partial(Net, Model(arch))
+    pieces = []
+    for piece in ("first", "second"):
+        ids = arrays[f"in/{piece}/ids"]
+        rows = {"ids": ids, "types": np.zeros_like(ids), "group": np.ones_like(ids)}
+        rows["positions"] = np.broadcast_to(np.arange(ids.shape[1]), ids.shape)
+        rows["continues"] = np.full(len(ids), piece == "second" and not forget)
+        pieces.append(of.corrupt(None, rows))
+    pieces[1]["weights"] *= arrays["in/second/labels"][:, 1:] >= 0
+    targets, labels = pieces[1]["targets"], arrays["in/second/labels"][:, 1:]
+    np.testing.assert_array_equal(targets[labels >= 0], labels[labels >= 0])
+
+    @partial(jax.jit, compiler_options=QUICK)
+    def compute(params):
+        fresh = of.first_carry(Model(arch), len(labels))
+        carry = of.terms(net(params), pieces[0], fresh).carry
+
+        def loss(params):
+            return loss_of(of, of.terms(net(params), pieces[1], carry).means)
+
+        return jax.value_and_grad(loss)(params)
+
+    value, gradients = compute(params)
+    found = gradients_found(gradients, xl_tree(arrays, "grad")[1])
+    found["loss"] = excess(value, arrays["out/second/loss"], **OUTPUT)
+    assert len(found) > 10
+    assert all(value <= 1 for value in found.values()) == (not forget)
+    assert (found["loss"] <= 1) == (not forget)
 
 
 @pytest.mark.parametrize(

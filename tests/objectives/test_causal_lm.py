@@ -250,17 +250,35 @@ def test_loss_and_gradients_are_those_of_gpt2s_class():
         assert excess(mine[name], expected[name], **GRADIENT) <= 1, name
 
 
-def test_loss_at_initialisation():
+@pytest.mark.parametrize(
+    ("member", "fields"),
+    [
+        ("gpt2", {}),
+        ("gpt2", {"direction": "backward"}),
+        ("transfo-xl-wt103-base", {"memory": 16}),
+    ],
+    ids=["forward", "backward", "memory"],
+)
+def test_loss_at_initialisation(member, fields):
+    """ln V: of text, and of text that goes on with what is remembered."""
     sizes = dict(width=64, layers=1, heads=2, inner=256, vocab_size=3000)
-    model, of = Model(preset("gpt2").arch.but(**sizes)), CausalLM()
+    model = Model(preset(member).arch.but(**sizes, embed_width=0))
+    of = CausalLM(**fields)
+    rows = counting(16, 16, turns=3000) | {"continues": np.ones(16, np.int32)}
 
     @quick_jit
-    def loss():
+    def losses():
         params = init_params(model, jax.random.key(0), heads=("lm",))
-        asked = of.corrupt(keys(16), counting(16, 16, turns=3000))
-        return loss_of(of, of.terms(Net(model, params), asked).means)
+        asked, carry = of.corrupt(keys(16), rows), of.first_carry(model, 16)
+        found = []
+        for _ in range(2):
+            terms = of.terms(Net(model, params), asked, carry)
+            found.append(loss_of(of, terms.means))
+            carry = terms.carry
+        return found
 
-    assert float(loss()) == pytest.approx(math.log(3000), abs=0.05)
+    for loss in losses():
+        assert float(loss) == pytest.approx(math.log(3000), abs=0.05)
 
 
 def test_it_is_known_by_name_and_devices_do_not_talk():

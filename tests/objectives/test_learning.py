@@ -15,6 +15,7 @@ from bert_jax.data.similar import make_similar
 from bert_jax.models.model import Model, init_params
 from bert_jax.objectives.masked_lm import MaskedLM
 from bert_jax.objectives.replaced_token import ReplacedToken
+from bert_jax.objectives.unilm import UniLM
 from bert_jax.step import TrainState, make_train_step
 from tests.models.made import TINY, XL, quick_jit
 from tests.objectives.made import counting, pairs
@@ -46,6 +47,7 @@ CASES = {
     "token": [(MaskedLM(*VOCAB, **MASKED), 100)],
     "word": [(MaskedLM(*VOCAB, **MASKED, choose="word"), 100)],
     "ngram": [(MaskedLM(*VOCAB, **MASKED, choose="ngram", rate=0.4), 100)],
+    "macbert": [(MaskedLM(*VOCAB, **MASKED, choose="macbert", rate=0.4), 100)],
     "span": [(MaskedLM(*VOCAB, **MASKED, choose="span", rate=0.4, boundary=1.0), 100)],
     "similar": [
         (MaskedLM(*VOCAB, **MASKED, choose="word", replace="similar", table=TABLE), 100)
@@ -54,6 +56,7 @@ CASES = {
     "two stages": [(electra("generator"), 50), (electra("discriminator"), 100)],
     "next": [(MaskedLM(*VOCAB), 80)],
     "order": [(MaskedLM(*VOCAB, pair_head="sop"), 50)],
+    "unilm": [(UniLM(*VOCAB, next_sentence=1.0), 80)],
 }
 
 
@@ -69,6 +72,7 @@ ROWS = {
     "similar": numbered,
     "next": partial(pairs, 32, 16),
     "order": partial(pairs, 32, 16, swap=True),
+    "unilm": partial(pairs, 32, 16),
 }
 
 
@@ -77,7 +81,8 @@ def learnt(name: str) -> list[dict[str, float]]:
     learnt, and on the same pieces, or labels, in any order."""
     stages, optimizer = CASES[name], optax.adam(1e-2)
     first, rows_of = stages[0][0], ROWS.get(name, partial(counting, 32, 16))
-    model = Model(ARCH, towers=first.towers(ARCH))
+    arch = ARCH.but(types=6) if name == "unilm" else ARCH
+    model = Model(arch, towers=first.towers(arch))
     steps = [quick_jit(make_train_step(model, of, optimizer)) for of, _ in stages]
     fresh = init_params(model, jax.random.key(0), heads=first.heads)
     found = []

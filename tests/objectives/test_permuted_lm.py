@@ -2,6 +2,7 @@
 
 import math
 from functools import cache
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,7 @@ import numpy as np
 import optax
 import pytest
 import torch
+from transformers import DataCollatorForPermutationLanguageModeling
 
 from bert_jax import parity
 from bert_jax.convert import engine
@@ -23,7 +25,13 @@ from bert_jax.parity import GRADIENT, OUTPUT, excess
 from bert_jax.presets import preset
 from bert_jax.step import Net, TrainState, make_eval_step, make_train_step, row_keys
 from tests.models import definitions as defined
-from tests.models.made import TINY, XLNET, drawn_params, quick_jit
+from tests.models.made import (
+    TINY,
+    XLNET,
+    assert_same_gradients,
+    drawn_params,
+    quick_jit,
+)
 from tests.reference import assert_devices_do_not_talk
 
 SPECIAL = (0, 1, 2, 3, 4)
@@ -196,6 +204,59 @@ def test_losses_gradients_and_memory_are_those_of_xlnets_class(params):
             other = compute(params, batch, of.first_carry(model, B))[0][0]
             assert excess(other, out.loss.detach(), **OUTPUT) > 1
         carry = after
+
+
+def test_loss_and_gradients_on_the_collators_rows(params):
+    """What transformers' own collator has permuted: one order for the whole row, in
+    which words that are no targets come first. (No functional tokens: it shows them to
+    all, and to them what is before them.)"""
+    tokenizer = SimpleNamespace(
+        mask_token="<mask>", mask_token_id=4, pad_token="<pad>", pad_token_id=0
+    )
+    tokenizer.get_special_tokens_mask = lambda ids, **_: [0] * len(ids)
+    torch.manual_seed(0)
+    collator = DataCollatorForPermutationLanguageModeling(
+        tokenizer, plm_probability=1 / 3, max_span_length=3
+    )
+    clean = clean_batch(4)
+    clean["ids"][:, 5] = 9
+    ids, hides, mapping, labels = collator.torch_mask_tokens(
+        torch.tensor(clean["ids"]).long()
+    )
+    layout, heads = LAYOUTS["xlnet"], ("lm",)
+    tensors, _ = engine.to_theirs(params, ARCH, layout, heads=heads)
+    reference = parity.their_model(ARCH, layout, heads, tensors)
+    out = reference(ids, perm_mask=hides, target_mapping=mapping, labels=labels)
+    out.loss.backward()
+
+    targets = (labels >= 0).numpy()
+    before = ((hides.numpy() == 0) & targets[:, None]).sum(-1)  # targets that it sees
+    assert targets.sum(1).min() > 1
+    where = np.argsort(~targets, axis=1, kind="stable")[:, : targets.sum(1).max()]
+    at = np.take_along_axis(labels.numpy(), where, 1)
+    batch = clean | {
+        "ids": ids.numpy().astype(np.int32),
+        "rank": np.where(targets, before, -1).astype(np.int32),
+        "where": where,
+        "targets": np.maximum(at, 0),
+        "weights": (at >= 0).astype(np.float32),
+    }
+
+    @quick_jit
+    def compute(params):
+        def total(params):
+            net = Net(Model(ARCH), params)
+            return loss_of(OBJECTIVE, OBJECTIVE.terms(net, batch).means)
+
+        with jax.default_matmul_precision("highest"):
+            return jax.value_and_grad(total)(params)
+
+    loss, gradients = compute(params)
+    assert excess(loss, out.loss.detach(), **OUTPUT) <= 1
+    its = {name: tensor.grad for name, tensor in reference.named_parameters()}
+    flat = engine.flatten(params)
+    theirs = parity.gradients_of(its, ARCH, layout, heads, flat)
+    assert_same_gradients(gradients, engine.unflatten(theirs))
 
 
 # What must not be known.

@@ -7,10 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bert_jax.models.model import Model
-from bert_jax.objectives.base import loss_of, tokens_of
+from bert_jax.objectives.base import loss_of
 from bert_jax.objectives.token_document import TokenDocument
-from tests.models.made import TINY, drawn_params, probe, quick_jit
+from tests.models.made import quick_jit
 from tests.objectives.made import FixedNet, packed, random_texts
 
 OBJECTIVE = TokenDocument()
@@ -67,35 +66,6 @@ def test_parts_of_a_word_are_not_the_word():
     for row, (_, found) in enumerate(cases):
         asked = np.flatnonzero(out["weights"][row])[:5]
         assert out["targets"][row, asked].tolist() == found
-
-
-def test_halves_do_not_see_each_other():
-    """The gradient of a prediction is 0 at each token of the other half, and of other
-    examples; of its own it is not."""
-    texts = [[[(5,), (6, 7), (8,), (5,)], [(9,), (10,)]], [[(5,)] * 9]]
-    batch = corrupted(texts, 14)
-    params = drawn_params(TINY, heads=("relation",))
-    tokens = tokens_of(batch)
-    vectors = probe((2, 14, TINY.width), seed=1)
-
-    @quick_jit
-    def influence(vectors):
-        def scores(vectors):
-            shown = tokens.replace(vectors=vectors)
-            out = Model(TINY).apply({"params": params}, shown, heads=("relation",))
-            return out["relation"][..., 1]
-
-        return jnp.abs(jax.jacobian(scores)(vectors)).sum(-1)  # [B, S, B, S]
-
-    found = np.asarray(influence(vectors))
-    group = np.asarray(batch["group"])
-    assert group[0].tolist() == [1] * 4 + [2] * 3 + [3] * 2 + [4] * 2 + [0] * 3
-    for row in range(2):
-        same = (group[row][:, None] == group[row]) & (group[row] > 0)
-        places = np.flatnonzero(batch["weights"][row])
-        assert len(places) == (6, 9)[row]
-        np.testing.assert_array_equal(found[row, places, row] > 0, same[places])
-        assert not found[row, :, 1 - row].any()
 
 
 def test_the_loss_by_hand():

@@ -79,7 +79,11 @@ def test_a_stage_hides_its_units_whole(gold, stage):
     real = np.tile((batch["group"] > 0).sum(1), 8)
     candidates = np.tile(~np.isin(batch["ids"], tokenizer.special_ids), (8, 1))
     assert not chosen[~candidates].any()
-    assert chosen.sum() / real.sum() == pytest.approx(0.15, abs=0.005)
+    budget = np.maximum(1, np.round(0.15 * real))
+    own = STAGES[stage].get("unit")
+    if own is None:
+        np.testing.assert_array_equal(chosen.sum(1), budget)
+    assert (chosen.sum(1) <= budget).all()
     split, units, whole = {}, {}, {}
     for unit in ("words", "phrases", "entities"):
         number = np.tile(batch[unit], (8, 1))
@@ -93,13 +97,14 @@ def test_a_stage_hides_its_units_whole(gold, stage):
         units[unit], whole[unit] = len(some), int(all_of.sum())
         split[unit] = int((some & ~all_of).sum())
     assert units["words"] > units["entities"] > units["phrases"] * 0.9
-    own = STAGES[stage].get("unit")
     if own is None:
         assert min(split.values()) > 1000
     else:
         assert split[own] == 0
-        # 15 % of the pieces are about 15 % of the units.
+        # 15 % of the pieces are about 15 % of the units: those that no longer fit are
+        # passed over, and so short ones are hidden a little more often.
         assert whole[own] / units[own] == pytest.approx(0.15, abs=0.01)
+        assert chosen.sum() > 0.98 * budget.sum()
         other = {"phrases": "entities", "entities": "phrases"}[own]
         assert (
             split[other] > 0
