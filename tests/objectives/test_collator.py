@@ -13,12 +13,17 @@ from bert_jax.models.model import Model
 from bert_jax.objectives.base import loss_of
 from bert_jax.objectives.masked_lm import MaskedLM
 from bert_jax.parity import OUTPUT, excess
+from bert_jax.presets import preset
 from bert_jax.step import Net
 from tests import tiny
-from tests.models.made import TINY, assert_same_gradients, drawn_params, quick_jit
+from tests.models.made import assert_same_gradients, drawn_params, quick_jit
 from tests.objectives.made import SPECIAL
 
-LAYOUT = LAYOUTS["bert"]
+# What their classes call the label of a pair.
+PAIRS = {
+    "BertForPreTraining": "next_sentence_label",
+    "AlbertForPreTraining": "sentence_order_label",
+}
 
 
 def collated(tokenizer, *, whole: bool) -> dict[str, torch.Tensor]:
@@ -61,9 +66,9 @@ def as_batch(rows: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
     }
 
 
-@pytest.mark.parametrize("pairs", [0.0, 1.0], ids=["masked", "pretraining"])
+@pytest.mark.parametrize("name", ["BertForMaskedLM", *PAIRS])
 @pytest.mark.parametrize("whole", [False, True], ids=["tokens", "words"])
-def test_loss_and_gradients_on_the_collators_rows(tiny_tokenizer, whole, pairs):
+def test_loss_and_gradients_on_the_collators_rows(tiny_tokenizer, whole, name):
     rows = collated(tiny_tokenizer, whole=whole)
     labels, shown = rows["labels"], rows["input_ids"]
     hidden, asked = shown == tiny_tokenizer.mask_id, labels >= 0
@@ -79,8 +84,16 @@ def test_loss_and_gradients_on_the_collators_rows(tiny_tokenizer, whole, pairs):
     assert not (random & (shown == 0)).any()  # torch gives [PAD] no gradient
     rows["next_sentence_label"] = torch.arange(len(labels)) % 2
 
-    arch = TINY.but(vocab_size=tiny_tokenizer.size, dropout=0.0, attention_dropout=0.0)
-    of = MaskedLM(arch.vocab_size, tiny_tokenizer.mask_id, SPECIAL, next_sentence=pairs)
+    member = preset("albert-base-v2" if name.startswith("Albert") else "bert-tiny")
+    sizes = dict(vocab_size=tiny_tokenizer.size, dropout=0.0, attention_dropout=0.0)
+    arch, layout = parity.tiny(member.arch).but(**sizes), LAYOUTS[member.layout]
+    of = MaskedLM(
+        arch.vocab_size,
+        tiny_tokenizer.mask_id,
+        SPECIAL,
+        pair_head=member.pair_head,
+        next_sentence=1.0 if name in PAIRS else 0.0,
+    )
     params, batch = drawn_params(arch, heads=of.heads), as_batch(dict(rows))
 
     @quick_jit
@@ -92,16 +105,15 @@ def test_loss_and_gradients_on_the_collators_rows(tiny_tokenizer, whole, pairs):
             return jax.value_and_grad(total)(params)
 
     loss, gradients = jax.device_get(compute(params))
-    tensors, _ = engine.to_theirs(params, arch, LAYOUT, heads=of.heads)
-    theirs = parity.their_model(arch, LAYOUT, of.heads, tensors)
-    name = "BertForPreTraining" if pairs else "BertForMaskedLM"
+    tensors, _ = engine.to_theirs(params, arch, layout, heads=of.heads)
+    theirs = parity.their_model(arch, layout, of.heads, tensors)
     assert type(theirs).__name__ == name
-    given = rows if pairs else {n: rows[n] for n in rows if n != "next_sentence_label"}
-    out = theirs(**given)
+    pairs = rows.pop("next_sentence_label")
+    out = theirs(**rows, **({PAIRS[name]: pairs} if name in PAIRS else {}))
     out.loss.backward()
     assert excess(loss, out.loss.detach(), **OUTPUT) <= 1
-    repeats = LAYOUT.repeats(arch, of.heads)
+    repeats = layout.repeats(arch, of.heads)
     its = {repeats.get(n, n): p.grad for n, p in theirs.named_parameters()}
     flat = engine.flatten(params)
-    expected = parity.gradients_of(its, arch, LAYOUT, of.heads, flat)
+    expected = parity.gradients_of(its, arch, layout, of.heads, flat)
     assert_same_gradients(gradients, engine.unflatten(expected))
