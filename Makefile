@@ -8,7 +8,7 @@ demo: .venv/demo.done  ## the whole road on the built-in corpus, into runs/demo
 	$(BIN)/bert_jax demo --workdir runs/demo
 
 test: .venv/test.done  ## the tests of every change (up to 15 minutes on two cores)
-	$(BIN)/python -m pytest -n 2 tests
+	$(BIN)/python -m pytest -n 2 --dist worksteal tests
 
 test-slow: .venv/test.done  ## processes, faults and documented commands
 	$(BIN)/python -m pytest -m slow tests

@@ -94,7 +94,10 @@ def test_loss_and_gradients_on_the_collators_rows(tiny_tokenizer, whole, name):
         pair_head=member.pair_head,
         next_sentence=1.0 if name in PAIRS else 0.0,
     )
-    params, batch = drawn_params(arch, heads=of.heads), as_batch(dict(rows))
+    # Half as large as elsewhere: that of a bias of keys, which is 0 but for rounding,
+    # grows with all other gradients.
+    params = jax.tree.map(lambda x: x / 2, drawn_params(arch, heads=of.heads))
+    batch = as_batch(dict(rows))
 
     @quick_jit
     def compute(params):
