@@ -20,7 +20,7 @@ torch = ["torch==2.13.0", "transformers~=5.22.0"]
 setup(
     name="bert_jax",
     version=VERSION,
-    description="The whole BERT family in JAX/Flax: pretrain, finetune, export.",
+    description="The whole BERT family in JAX/Flax: pretrain, compare, export.",
     long_description=(HERE / "README.md").read_text(),
     long_description_content_type="text/markdown",
     license="Apache-2.0",

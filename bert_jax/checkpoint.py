@@ -28,11 +28,22 @@ MANIFEST = "manifest.json"
 
 
 class Checkpoints:
-    """The checkpoints of one workdir. `say` is told what is set aside, and why."""
+    """The checkpoints of one workdir. `say` is told what is set aside, and why.
 
-    def __init__(self, workdir: str | Path, *, keep: int, say: Callable[[str], None]):
+    The last `keep` are kept. One that is not due, since the run was stopped between two
+    that are, gives way to the next one instead of taking the place of an older one.
+    """
+
+    def __init__(
+        self,
+        workdir: str | Path,
+        *,
+        keep: int = 1,
+        every: int = 1,
+        say: Callable[[str], None],
+    ):
         self.root = Path(workdir).absolute() / "checkpoints"
-        self.keep, self.say = keep, say
+        self.keep, self.every, self.say = keep, every, say
 
     def steps(self) -> list[int]:
         """Steps with a directory, whole or not, in order."""
@@ -59,7 +70,9 @@ class Checkpoints:
             shutil.rmtree(folder, ignore_errors=True)
             left = [step for step in self.steps() if self.problem(step) is None]
             raise InputError(self.cannot_save(step, error, need, left)) from error
-        for old in self.steps()[: -self.keep]:
+        *before, last = self.steps()
+        due = [step for step in before if step % self.every == 0]
+        for old in {*before} - {*[*due, last][-self.keep :]}:
             shutil.rmtree(self.root / str(old))
 
     def cannot_save(self, step: int, error: Exception, need: int, left: list) -> str:

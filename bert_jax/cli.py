@@ -7,6 +7,7 @@ import shlex
 import sys
 import warnings
 from pathlib import Path
+from typing import NoReturn
 
 from bert_jax.errors import InputError, InputWarning
 
@@ -72,8 +73,9 @@ Any field of the config is set by --config.FIELD=VALUE:
   data        corpus made by `bert_jax prepare`           (needed)
   steps, batch, length, seed
   rows        how text is laid out: full | doc | stream | sentences, in two parts
-              pair | order | sentence-pair | electra   (full: no next sentence)
-  across      attend | block: attention across documents in full rows
+              pair | order | sentence-pair | electra | distance   (full: no next
+              sentence); in config.tasks also labelled, a file of labelled pairs
+  across      attend | block: attention across documents in a row
   direction   forward | both: half of the batch of a stream goes backwards
   alpha       inputs of the corpus are sampled by share ** alpha (languages: 0.7)
   init        model to go on from: workdir or Hugging Face directory
@@ -89,7 +91,7 @@ Any field of the config is set by --config.FIELD=VALUE:
               cosine, rsqrt, constant), warmup (below 1 a share of the steps), power,
               decay, beta1, beta2, eps, clip, layer_decay, layer_form;
               decay_rules, rate_rules: "(('^embed/', 0.0), ('.*', 1.0))", 0 freezes
-  objective.* name (any objective for any preset), and its hyper-parameters, which
+  objective.* name (the preset's, or another one), and its hyper-parameters, which
               stand in bert_jax/objectives/NAME.py and in `bert_jax presets PRESET`
   arch.*      layers, width, heads, inner, dropout, stack, remat, ...
   eval.*      data (held-out corpus), every (0: at the end only), rows (spread over
@@ -144,13 +146,11 @@ def main(argv: list[str] | None = None) -> None:
             use_compilation_cache()
         arguments.run(arguments)
     except InputError as error:
-        sys.exit(f"error: {error}")
+        fail(error)
     except ModuleNotFoundError as error:
         if error.name not in ("tensorflow", "tensorflow_datasets"):
             raise
-        sys.exit(
-            f"error: this command needs {error.name}: pip install 'bert_jax[data]'"
-        )
+        fail(f"this command needs {error.name}: pip install 'bert_jax[data]'")
     except KeyboardInterrupt:
         if arguments.command == "prepare":
             print("interrupted: the same command goes on from there", file=sys.stderr)
@@ -161,7 +161,13 @@ def main(argv: list[str] | None = None) -> None:
         # Of TensorFlow's file systems: a bucket that is not there, not allowed, ...
         if not type(error).__module__.endswith("framework.errors_impl"):
             raise
-        sys.exit(f"error: {error.message}")
+        fail(error.message)
+
+
+def fail(message: object) -> NoReturn:
+    """In one write: `sys.exit(text)` takes two, and threads that log come between."""
+    sys.stderr.write(f"error: {message}\n")
+    sys.exit(1)
 
 
 def use_compilation_cache() -> None:
@@ -667,7 +673,8 @@ def add_compare(options: argparse.ArgumentParser) -> None:
 
 
 def run_compare(arguments) -> None:
-    from bert_jax.compare import compare, resolve_comparison
+    from bert_jax.compare import compare
+    from bert_jax.comparison import resolve_comparison
     from bert_jax.config import load_config, override
 
     config = load_config(arguments.config)

@@ -21,162 +21,37 @@ Killed at any moment, the same command goes on; results.json is the same, bit fo
 
 import dataclasses
 import json
-import math
-import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import jax
 
+from bert_jax.comparison import Comparison, Entry
 from bert_jax.config import Run, flatten, load_config, override, resolve
+from bert_jax.course import course_of
 from bert_jax.data.corpus import Corpus, open_corpus
 from bert_jax.data.labelled import Labelled
 from bert_jax.data.prepare import prepare
-from bert_jax.data.rows import Rows
-from bert_jax.data.tasks import TASKS, Task, read_task, task_problems
+from bert_jax.data.tasks import TASKS, Task, read_task
 from bert_jax.data.text import documents, find_sources
 from bert_jax.data.tokenizers import Tokenizer, load_tokenizer, train_wordpiece
-from bert_jax.errors import InputError, unknown
-from bert_jax.evaluators.probe import Probe
-from bert_jax.finetune import Finetune
+from bert_jax.errors import InputError
 from bert_jax.flops import step_flops
+from bert_jax.lane import make_lane
 from bert_jax.model_dir import load
 from bert_jax.models.model import Model, count_params, init_params
-from bert_jax.objective import make_objective
 from bert_jax.objectives.base import Objective
-from bert_jax.presets import preset
 from bert_jax.report import write_report
+from bert_jax.sharding import make_mesh
 from bert_jax.side_by_side import share_cores, side_by_side
 from bert_jax.train import compute_dtype, fit_vocabulary, train
 from bert_jax.whole import locked, whole_folder, write_text
 from bert_jax.workdir import last_scores
 
-# What is the same for all, or follows from the budget.
-OURS = ("data", "steps", "seed", "init", "save_every", "keep", "eval.data")
-OURS += ("eval.every", "arch.vocab_size", "stages", "tasks")
 Parts = tuple[Task, Labelled, Labelled]  # a task, its training and its dev part
 CORPUS = ("text", "held_out", "vocab_size", "lowercase")  # what it is made of
 OFF = 0.02  # of the budget may an entry spend more or less, since steps are whole
-
-
-@dataclasses.dataclass(frozen=True)
-class Entry:
-    name: str
-    preset: str
-    changes: dict = dataclasses.field(default_factory=dict)  # fields of its config
-    seeds: int = 0  # 0: as many as the comparison says
-    trained: bool = True  # False: as it is initialised
-
-    @property
-    def folder(self) -> str:
-        return re.sub(r"[^a-z0-9]+", "-", self.name.lower()).strip("-")
-
-
-@dataclasses.dataclass(frozen=True)
-class Comparison:
-    """Everything a comparison is told."""
-
-    data: str  # folder of text and of tasks
-    text: tuple[str, ...]  # inputs to learn from, in that folder
-    held_out: tuple[str, ...]
-    vocab_size: int  # of the WordPiece vocabulary
-    lowercase: str  # yes | no
-    flops: float  # for each entry and seed
-    points: int  # checkpoints that are probed: at 1, 1/2, 1/4, ... of the budget
-    seeds: int
-    tasks: tuple[str, ...]
-    probe: Probe
-    finetune: Finetune
-    shared: dict  # changes for all entries
-    entries: tuple[Entry, ...]
-
-    def __post_init__(self):
-        problems = [
-            f"config.{name}={getattr(self, name)}: at least 1, and finite"
-            for name in ("flops", "points", "seeds", "vocab_size")
-            if not 1 <= getattr(self, name) < math.inf
-        ]
-        if self.lowercase not in ("yes", "no"):
-            problems.append(unknown("config.lowercase", self.lowercase, ("yes", "no")))
-        if not Path(self.data).is_dir():
-            problems.append(
-                f"config.data={self.data} is no folder: give that of the text and of "
-                "the tasks, --config.data=DIR, or set BERT_JAX_DATA"
-            )
-        if not self.tasks:
-            problems.append("config.tasks is empty: there is nothing to score")
-        problems += [p for task in self.tasks for p in task_problems(task, self.data)]
-        if not self.entries:
-            problems.append("config.entries is empty: there is nothing to compare")
-        folders = [entry.folder for entry in self.entries]
-        for entry in self.entries:
-            if not entry.folder:
-                problems.append(
-                    f"entry {entry.name!r}: no letter (a-z) and no digit in its name, "
-                    "to name its folder by"
-                )
-            elif folders.count(entry.folder) > 1:
-                problems.append(
-                    f"entry {entry.name!r}: another entry has the folder "
-                    f"{entry.folder!r} too; give it another name"
-                )
-            if entry.seeds < 0:
-                problems.append(
-                    f"entry {entry.name!r}: seeds={entry.seeds} is negative; 0 is as "
-                    "many as config.seeds"
-                )
-            ours = sorted({*entry.changes, *self.shared} & {*OURS})
-            if ours:
-                problems.append(
-                    f"entry {entry.name!r} sets {', '.join(ours)}: the corpus, its "
-                    "vocabulary and the budget are the same for all entries"
-                )
-        if problems:
-            raise InputError("\n".join(problems))
-
-
-def resolve_comparison(config) -> Comparison:
-    """Checks the fields of a config file and freezes them."""
-    given = config.to_dict()
-    problems = []
-    parts = {"probe": Probe, "finetune": Finetune}
-    for name, kind in {"": Comparison, **parts}.items():
-        valid = {field.name for field in dataclasses.fields(kind)}
-        there = given.get(name, {}) if name else given
-        prefix = f"{name}." if name else ""
-        problems += [
-            unknown("config field", prefix + field, [prefix + v for v in valid])
-            for field in sorted({*there} - valid)
-        ]
-        missing = sorted(valid - {*there}) if kind is Comparison else []
-        if missing:
-            problems.append(f"the config lacks the fields {', '.join(missing)}")
-    valid = {field.name for field in dataclasses.fields(Entry)}
-    for number, entry in enumerate(given.get("entries", ())):
-        where = f"entries[{number}]."
-        problems += [
-            unknown("config field", where + field, [where + v for v in valid])
-            for field in sorted({*entry} - valid)
-        ]
-        if not {"name", "preset"} <= {*entry}:
-            problems.append(f"config.entries[{number}] has no name or no preset")
-    if problems:
-        raise InputError("\n".join(problems))
-    for name, kind in parts.items():
-        try:
-            given[name] = kind(**given[name])
-        except InputError as error:
-            problems.append(str(error))
-    given["shared"] = dict(flatten(given["shared"]))
-    given["entries"] = tuple(Entry(**entry) for entry in given["entries"])
-    try:
-        comparison = Comparison(**given)
-    except InputError as error:
-        problems.append(str(error))
-    if problems:
-        raise InputError("\n".join(problems))
-    return comparison
 
 
 @dataclasses.dataclass(frozen=True)
@@ -228,7 +103,8 @@ def compare(
     progress: bool = True,
 ) -> dict | None:
     """Compares, or goes on comparing. Returns the results, or None if interrupted."""
-    share_cores(workers)  # or raises
+    if workers != 1:
+        share_cores(workers)  # or raises
     workdir = Path(workdir)
     runs = [entry_run(comparison, entry, "-") for entry in comparison.entries]
     inputs = [str(Path(comparison.data) / name) for name in comparison.text]
@@ -409,28 +285,27 @@ def entry_run(comparison: Comparison, entry: Entry, data: str, **changes) -> Run
 
 
 def make_plan(comparison: Comparison, entry: Entry, corpus: Corpus) -> Plan:
-    """Its steps are a multiple of 2^(points - 1), so that checkpoints halve them."""
+    """Its steps are a multiple of 2^(points - 1), so that checkpoints halve them. What
+    the entry lacks is told before any is trained."""
     quiet = lambda *_: None  # noqa: E731
+    held_out = open_corpus(corpus.path.parent / "held_out")
     run = fit_vocabulary(entry_run(comparison, entry, str(corpus.path)), corpus, quiet)
-    objective = make_objective(
-        run.objective,
-        preset=preset(run.preset),
-        arch=run.arch,
-        rows=run.rows,
-        tokenizer=corpus.tokenizer,
-        say=quiet,
-    )
+    try:
+        (leg,) = course_of(run).legs
+        lane = make_lane(leg, corpus, held_out, make_mesh(), quiet)
+    except InputError as error:
+        raise InputError(f"entry {entry.name!r}: {error}") from None
+    objective = lane.objective
     dtype = compute_dtype(run.dtype)
     model = Model(run.arch, dtype=dtype, towers=objective.towers(run.arch))
     each = step_flops(model, objective, batch=run.batch, length=run.length)
     parts = 1 << (comparison.points - 1)
     every = max(1, round(comparison.flops / each / parts))
     changes = dict(steps=every * parts, save_every=every, keep=parts)
-    changes |= {"eval.data": str(corpus.path.parent / "held_out"), "eval.every": 0}
+    changes |= {"eval.data": str(held_out.path), "eval.every": 0}
     run = entry_run(comparison, entry, str(corpus.path), **changes)
     seeds = range(entry.seeds or comparison.seeds)
-    real = Rows(corpus, run.rows, run.length, run.across, run.seed).plan.real
-    return Plan(entry, run, model, objective, each, seeds, real)
+    return Plan(entry, run, model, objective, each, seeds, lane.rows.plan.real)
 
 
 # --- one entry, one seed -------------------------------------------------------------

@@ -34,7 +34,7 @@ FREE = ("log_every", "save_every", "keep", "eval", "data", "init")
 class Eval:
     data: str = ""  # corpus of held-out text; "" = no evaluation
     every: int = 1000  # steps between evaluations; there is always one at the end
-    rows: int = 1024  # rows scored, the first ones; 0 = all
+    rows: int = 1024  # rows scored, spread over the text; 0 = all
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Run:
     eval: Eval
     data: str  # corpus made by `bert_jax prepare`
     rows: str  # how text is laid out: a kind of data/plans.py
-    across: str  # attend | block: whether attention crosses documents in full rows
+    across: str  # attend | block: whether attention crosses documents in a row
     direction: str  # forward | both: half of a stream's batch goes backwards
     alpha: float  # inputs of the corpus are sampled by share ** alpha; 1 = as they are
     length: int  # tokens in a row

@@ -57,8 +57,8 @@ class Course:
     def stream_of(self) -> np.ndarray:
         """[steps]: number of the stream of batches that each step takes its own from.
         Legs that have the same rows share one."""
-        keys = [tuple(getattr(leg.run, f) for f in STREAM) for leg in self.legs]
-        return np.asarray([keys.index(key) for key in keys])[self.leg_of]
+        rows = [tuple(getattr(leg.run, f) for f in STREAM) for leg in self.legs]
+        return np.asarray([rows.index(its) for its in rows])[self.leg_of]
 
     @cached_property
     def batch_of(self) -> np.ndarray:
@@ -98,6 +98,14 @@ def course_of(run: Run) -> Course:
             problems.append(
                 f"config.stages[{leg.stage}], task {leg.task}: objective.memory is "
                 "that of the step before, which trained another task: set it to 0"
+            )
+        # What a stage begins with is told to later ones (Objective.begin).
+        second = leg.run.objective.get("phase") == "discriminator"
+        if second and leg.stage == 0 and not run.init:
+            problems.append(
+                "config.objective.phase=discriminator begins with the weights of a "
+                "generator: train that in a stage before (configs/electra_two_stage.py)"
+                ", or give the run that did as config.init"
             )
     if problems:
         raise InputError("\n".join(problems))

@@ -12,11 +12,10 @@ from tqdm import tqdm
 from bert_jax.data.labelled import Labelled
 from bert_jax.data.tasks import Task
 from bert_jax.errors import InputError
-from bert_jax.evaluators.scores import score
+from bert_jax.evaluators.scores import score_task
 from bert_jax.models.model import Model, init_params, param_shapes
 from bert_jax.objectives import OBJECTIVES
-from bert_jax.objectives.classify import Classify
-from bert_jax.objectives.tag import Tag
+from bert_jax.objectives.labels import Labels
 from bert_jax.optim import Optim, make_optimizer
 from bert_jax.step import Net, TrainState, make_train_step
 
@@ -89,18 +88,14 @@ class Finetune:
             )
         said = []
         for batch in dev.in_order(2 * self.batch):
-            there = batch["tags" if "tags" in batch else "label"] >= 0
+            there = batch[objective.column] >= 0
             said.append(np.asarray(predict(state.params, batch))[there])
-        said = np.concatenate(said)
-        if task.objective == "tag":
-            scores = score(task.metric, *dev.named_tags(said))
-        else:
-            scores = score(task.metric, said, dev.arrays["label"][:, 0])
+        scores = score_task(task, dev, np.concatenate(said))
         return {**scores, "losses": losses}
 
 
 @lru_cache
-def functions(recipe: Finetune, model: Model, objective: Classify | Tag):
+def functions(recipe: Finetune, model: Model, objective: Labels):
     """The optimizer, the step, and the most probable labels: compiled once for all
     seeds and for all models of one shape."""
     shapes = param_shapes(model.arch, heads=objective.heads)

@@ -1,6 +1,7 @@
 """Go on with a text, one piece after the other.
 
-A causal member (GPT, GPT-2, Transformer-XL) is asked what follows the last piece. A
+A causal member (GPT, GPT-2, Transformer-XL) is asked what follows the last piece of a
+text that begins as the rows did which it learned from: with [CLS], or bare (stream). A
 prefix member (UniLM) reads [CLS] text [SEP] as a whole and writes another text: it is
 asked at a [MASK] behind what it has written, whose place the piece then takes.
 
@@ -260,11 +261,11 @@ def generate(
     texts = [texts] if isinstance(texts, str) else [*texts]
     prompts = [tokenizer.encode(text) for text in texts]
     problems = check_settings(sampling, length, count, seed, pieces=tokenizer.size)
-    problems += check_prompts(prompts, texts, length, form, model.arch.max_length)
+    first, last = around(model, form)
+    more = len(first) + len(last) + len(form.blanks)
+    problems += check_prompts(prompts, texts, length, more, model.arch.max_length)
     if problems:
         raise InputError("\n".join(problems))
-    if form.order == "prefix":
-        prompts = [[tokenizer.cls_id, *ids, tokenizer.sep_id] for ids in prompts]
     # What no text has: special pieces but the end, and rows of the table without one.
     stop = NOTHING if tokenizer.sep_id is None else tokenizer.sep_id
     allowed = np.arange(model.arch.padded_vocab) < tokenizer.size
@@ -274,7 +275,7 @@ def generate(
     pieces, scores = go_on(
         model.arch,
         model.params,
-        [prompts[n] for n, _ in rows],
+        [[*first, *prompts[n], *last] for n, _ in rows],
         length=length,
         form=form,
         sampling=sampling,
@@ -332,6 +333,15 @@ def form_of(model: LoadedModel) -> Form:
     return Form("prefix", SEQ2SEQ, (tokenizer.mask_id,))
 
 
+def around(model: LoadedModel, form: Form) -> tuple[list[int], list[int]]:
+    """The special pieces that the model reads before and after a text."""
+    if form.order == "causal" and model.preset.rows == "stream":
+        return [], []
+    wrapped, _ = model.tokenizer.wrap([NOTHING])
+    text = wrapped.index(NOTHING)
+    return wrapped[:text], wrapped[text + 1 :] if form.order == "prefix" else []
+
+
 def check_settings(
     sampling: Sampling | None, length: int, count: int, seed: int, *, pieces: int
 ) -> list[str]:
@@ -363,9 +373,10 @@ def check_settings(
 
 
 def check_prompts(
-    prompts: list[list[int]], texts: list[str], length: int, form: Form, room
+    prompts: list[list[int]], texts: list[str], length: int, more: int, room
 ) -> list[str]:
-    """What is wrong with the prompts; `room` is how many positions there are."""
+    """What is wrong with the prompts, which so many `more` special pieces are read
+    with; `room` is how many positions there are."""
     if not prompts:
         return ["no text is given"]
     problems = [
@@ -373,8 +384,7 @@ def check_prompts(
         for text, prompt in zip(texts, prompts, strict=True)
         if not prompt
     ]
-    longest = max(map(len, prompts)) + 3 * len(form.blanks)  # [CLS], [SEP], [MASK]
-    if room is not None and longest + length - 1 > room:
+    if room is not None and max(map(len, prompts)) + more + length - 1 > room:
         problems.append(
             f"a text of {max(map(len, prompts))} pieces and length={length} more are "
             f"too many: the model has positions for {room}"

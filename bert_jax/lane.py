@@ -27,10 +27,7 @@ from bert_jax.objectives.base import Objective
 from bert_jax.optim import make_optimizer, with_rate_of
 from bert_jax.presets import preset
 from bert_jax.sharding import by_rows, own_rows
-from bert_jax.step import TrainState, make_train_step
-
-# What step.py tells of any step; all else is told by the objective.
-OF_ANY_STEP = ("loss", "grad_norm", "real_tokens", "skipped", "trust_")
+from bert_jax.step import OF_ANY_STEP, TrainState, make_train_step
 
 
 @dataclasses.dataclass(eq=False)
@@ -41,6 +38,10 @@ class Lane:
     held_out: Rows | None
     mesh: jax.sharding.Mesh
     part: slice  # of a batch, that this process feeds
+    # Of `build`.
+    model: Model = dataclasses.field(init=False)
+    optimizer: optax.GradientTransformation = dataclasses.field(init=False)
+    step: Callable = dataclasses.field(init=False)
 
     def build(self, model: Model, rate: optax.Schedule, params, lanes: list) -> None:
         """The optimizer and the step; it is compiled when it is first used. One of the
@@ -120,6 +121,11 @@ class Lane:
                 direction=run.direction,
             )
         return next(feeds[stream])
+
+    @property
+    def title(self) -> str:
+        """What its first scores are called after."""
+        return "/".join(filter(None, (self.leg.task, self.objective.name)))
 
     def named(self, values: dict) -> dict:
         """The objective's own numbers under the name of the task."""

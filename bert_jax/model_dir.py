@@ -286,11 +286,12 @@ def load_workdir(path: Path, step: int | None) -> LoadedModel:
     arch = Arch(**about["config"]["arch"])
     towers = tuple((name, Arch(**a)) for name, a in about.get("towers", {}).items())
     shapes = param_shapes(arch, heads=tuple(about["heads"]), towers=towers)
-    found, params = Checkpoints(path, keep=1, say=complain).good_params(step, shapes)
+    found, params = Checkpoints(path, say=complain).good_params(step, shapes)
     member = dataclasses.replace(preset(about["config"]["preset"]), arch=arch)
-    hyper = dict(leg_at(about["config"], found).objective)
+    run = leg_at(about["config"], found)
+    hyper = dict(run.objective)
     name = hyper.pop("name", member.objective)
-    member = dataclasses.replace(member, objective=name, hyper=hyper)
+    member = dataclasses.replace(member, objective=name, hyper=hyper, rows=run.rows)
     digest = about["corpus"]["tokenizer"]["hash"]
     return LoadedModel(
         path, member, params, path / "tokenizer", found, digest, towers=towers

@@ -60,9 +60,10 @@ def make_objective(
         "mask_id": tokenizer.mask_id,
         "special_ids": tokenizer.special_ids,
         "pair_head": preset.pair_head,
-        "small": small_letters(tokenizer.vocab),
         "table": None,
     }
+    if "small" in fields:
+        decided["small"] = small_letters(tokenizer.vocab)
     if hyper.get("replace") == "similar" and corpus is not None:
         decided["table"] = similar_words(corpus, hyper.get("similar", ""))
     decided = {field: decided[field] for field in DECIDED if field in fields}
@@ -77,10 +78,12 @@ def check_rows(objective: Objective, rows: Rows) -> None:
     """Raises where rows, to learn from or to score on, lack what it asks for."""
     check_columns(objective, rows.empty(1), rows.corpus.path)
     if "words" in objective.columns and not rows.corpus.shows_words:
+        chooses = hasattr(objective, "choose")
+        other = ", or use config.objective.choose=token" if chooses else ""
         raise InputError(
-            f"{objective.name} hides words, which {rows.corpus.path} does not show: "
+            f"{objective.name} needs words, which {rows.corpus.path} does not show: "
             "most of its pieces are single ideographs. Prepare it with --words jieba "
-            "(or spaces, tags), or use config.objective.choose=token"
+            f"(or spaces, tags){other}"
         )
 
 
@@ -89,8 +92,10 @@ def check_columns(
 ) -> None:
     lacking = sorted({*objective.columns} - {*columns})
     if lacking:
-        how = "config.rows=labelled and a file of labelled pairs as config.data"
-        how = how if "label" in lacking else "`bert_jax prepare --words`"
+        how = {
+            "label": "config.rows=labelled and a file of labelled pairs as config.data",
+            "tags": "bert_jax/finetune.py, which alone reads tags",
+        }.get(lacking[0], "`bert_jax prepare --words`")
         raise InputError(
             f"{objective.name} needs {', '.join(lacking)}: {path} has no such column; "
             f"see {how}"

@@ -119,10 +119,15 @@ class Findings:
         return (math.sqrt(total / free) if free else math.nan), free
 
     def differences(self) -> list[tuple[str, list, list]]:
-        """Of each entry from the first."""
+        """Of all entries from the first, and from any that was not pretrained."""
         if len(self.entries) < 2:
             return []
         first, *others = self.entries
+        untrained = [entry for entry in others if entry["objective"] == "none"]
+        return [self.differences_from(entry) for entry in (first, *untrained)]
+
+    def differences_from(self, first: dict) -> tuple[str, list, list]:
+        others = [entry for entry in self.entries if entry is not first]
         head = [f"minus {first['name']}"]
         head += [f"{KINDS[kind]}: {task}" for kind, task in self.columns]
         rows, clear, count = [], 0, 0
@@ -146,7 +151,7 @@ class Findings:
                 f"{CONSTANT}: one of the two scores the same with all seeds; the "
                 "interval is as wide as the spread of the others makes it"
             )
-        return [(title, head, rows)]
+        return title, head, rows
 
     def difference(self, one: dict, other: dict, *column) -> tuple[float, float]:
         """Of the means, and how far its interval reaches; nan if no spread is known."""
@@ -167,7 +172,8 @@ def constant(values: list[float]) -> bool:
 def own_accuracy(entry: dict) -> str:
     """Of what it was trained for: not to be compared with that of others."""
     name = f"{entry['objective']}_accuracy"
-    return spread([run["held_out"][name] for run in entry["seeds"] if run["held_out"]])
+    scores = [run["held_out"] for run in entry["seeds"]]
+    return spread([own[name] for own in scores if name in own])
 
 
 def spread(values: list[float]) -> str:
@@ -189,7 +195,8 @@ def as_markdown(title: str, head: list[str], rows: list[list[str]]) -> str:
 
 
 def draw(found: Findings) -> bytes:
-    """Above scores of probes against FLOPs, below losses of finetuning."""
+    """From above: scores of probes against FLOPs, losses of finetuning, and what each
+    seed scores after it."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -197,23 +204,28 @@ def draw(found: Findings) -> bytes:
 
     tasks = found.tasks
     figure, axes = pyplot.subplots(
-        2,
+        3,
         len(tasks),
-        figsize=(4.2 * len(tasks), 7.6),
+        figsize=(4.2 * len(tasks), 11),
         layout="constrained",
         squeeze=False,
     )
     for column, task in enumerate(tasks):
-        above, below = axes[:, column]
+        above, middle, below = axes[:, column]
         for number, entry in enumerate(found.entries):
             look = dict(color=f"C{number % 10}", label=plain(entry["name"]))
             draw_scores(above, entry, task, look)
-            draw_losses(below, entry, task, look)
+            draw_losses(middle, entry, task, look)
+            draw_seeds(below, number, found.values(entry, "finetune", task), look)
         metric = found.results["metrics"][task]
         above.set(title=f"{task}: linear probe", xlabel="FLOPs of pretraining")
         above.set(ylabel=metric.replace("_", " "), xscale="log")
-        below.set(title=f"{task}: finetuning", xlabel="step", ylabel="training loss")
-        for axis in (above, below):
+        middle.set(title=f"{task}: finetuning", xlabel="step", ylabel="training loss")
+        below.set(title=f"{task}: finetuned", xlabel=metric.replace("_", " "))
+        names = [plain(entry["name"]) for entry in found.entries]
+        below.set_yticks(range(len(names)), names if column == 0 else [""] * len(names))
+        below.invert_yaxis()
+        for axis in (above, middle, below):
             axis.grid(alpha=0.3)
     if found.entries:
         lines, names = axes[0][0].get_legend_handles_labels()
@@ -259,6 +271,13 @@ def draw_losses(axis, entry: dict, task: str, look: dict) -> None:
     axis.plot([k + SMOOTH / 2 for k in places], middle, linewidth=1, **look)
 
 
+def draw_seeds(axis, place: int, scores: list[float], look: dict) -> None:
+    """A dot a seed; a bar is their mean."""
+    axis.plot(scores, [place] * len(scores), "o", markersize=5, alpha=0.7, **look)
+    mean = statistics.mean(scores)
+    axis.plot([mean], [place], "|", markersize=16, color=look["color"])
+
+
 def as_html(results: dict, tables: list, picture: bytes, *, command: str) -> str:
     """Nothing is loaded from anywhere; whatever was given is escaped."""
     inside = base64.b64encode(picture).decode()
@@ -275,17 +294,18 @@ def as_html(results: dict, tables: list, picture: bytes, *, command: str) -> str
 <p>Each entry was pretrained on the same corpus with the same budget of
 {results["config"]["flops"]:.3g} FLOPs (matrix products, forward and backward, of all
 towers and heads), once for each seed. What is scored is what transfers, on dev sets.
-A linear probe is a logistic regression on the mean of the last {probe["layers"]}
-layers' states of at most {probe["examples"]:,} training examples (for tags: on the
-states of first pieces in {probe["sentences"]:,} sentences), its strength chosen on a
-fifth of them. Finetuning takes
-{finetune["steps"]} steps of {finetune["batch"]} examples at a rate of
+A linear probe is a logistic regression on the states of the last {probe["layers"]}
+layers side by side, averaged over the tokens of a text, of at most
+{probe["examples"]:,} training examples (for tags: those of first pieces, in
+{probe["sentences"]:,} sentences), its strength chosen on a fifth of them.
+Finetuning takes {finetune["steps"]} steps of {finetune["batch"]} examples at a rate of
 {finetune["lr"]:g}, the same for all.</p>
-<img alt="scores of linear probes against FLOPs, and losses of finetuning"
+<img alt="scores of linear probes against FLOPs, losses and scores of finetuning"
  src="data:image/png;base64,{inside}">
 <p>Above: the median over seeds; the band reaches from the least to the most. Dashed:
 without pretraining. Before the end of the budget the learning rate has not come down,
-which the scores along the way feel. Below: means over {SMOOTH} steps.</p>
+which the scores along the way feel. In the middle: means over {SMOOTH} steps. Below: a
+dot a seed, and a bar where their mean is.</p>
 {"".join(as_html_table(*table) for table in tables)}
 <p>An interval is the noise of other seeds alone. Seeds are few, so their spread is
 pooled over the entries, and assumed to be equal for all of them; entries that score the

@@ -22,6 +22,9 @@ from bert_jax.models.model import Model
 from bert_jax.objectives.base import Batch, Mean, Objective, Terms, loss_of
 from bert_jax.optim import with_rate_of
 
+# How the names begin of what is told of any step; all else is told by the objective.
+OF_ANY_STEP = ("loss", "grad_norm", "real_tokens", "skipped", "trust_")
+
 
 @flax.struct.dataclass
 class TrainState:
@@ -84,12 +87,12 @@ def make_train_step(
             terms = objective.terms(net, batch, carry)
             return loss_of(objective, terms.means, counts), terms
 
-        parts = (rows, batch, state.carry)
+        whole = (rows, batch, state.carry)
         if accumulate == 1:
-            (loss, terms), grads = score(state.params, parts)
+            (loss, terms), grads = score(state.params, whole)
         else:
             (loss, terms), grads = in_parts(
-                partial(score, state.params), parts, accumulate
+                partial(score, state.params), whole, accumulate
             )
         size = optax.tree.norm(grads)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)

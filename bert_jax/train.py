@@ -18,17 +18,16 @@ from bert_jax import metrics
 from bert_jax.checkpoint import Checkpoints
 from bert_jax.config import Run
 from bert_jax.course import course_of
-from bert_jax.data.corpus import (
-    Corpus,
-    open_corpus,
-)
+from bert_jax.data.corpus import Corpus, open_corpus
 from bert_jax.data.pipeline import checksum
 from bert_jax.errors import InputError
 from bert_jax.host_memory import keep_freed_memory
 from bert_jax.interrupt import Interrupt
 from bert_jax.lane import make_lane
 from bert_jax.model_dir import LoadedModel, load
+from bert_jax.models.arch import Arch
 from bert_jax.models.model import Model, count_params, init_params
+from bert_jax.objectives.base import Objective
 from bert_jax.presets import preset
 from bert_jax.sharding import make_mesh, place, replicated
 from bert_jax.step import TrainState
@@ -44,7 +43,7 @@ def train(run: Run, workdir: str | Path, *, progress: bool = True) -> dict:
     # What is not there is said before a workdir is made.
     corpus = open_corpus(run.data)
     held_out = open_corpus(run.eval.data) if run.eval.data else None
-    begun = Checkpoints(workdir, keep=run.keep, say=print).steps()
+    begun = Checkpoints(workdir, say=print).steps()
     source = load(run.init) if run.init and not begun else None
     chief = jax.process_index() == 0  # holds the lock for all
     with locked(Path(workdir)) if chief else contextlib.nullcontext():
@@ -75,7 +74,7 @@ def train_alone(
     # The model that all of them train.
     objectives = [lane.objective for lane in lanes]
     heads = tuple(dict.fromkeys(head for one in objectives for head in one.heads))
-    towers = tuple(dict(t for one in objectives for t in one.towers(run.arch)).items())
+    towers = towers_of(objectives, run.arch)
     model = Model(run.arch, dtype=compute_dtype(run.dtype), towers=towers)
 
     def due(step: int) -> bool:  # for its scores
@@ -90,7 +89,7 @@ def train_alone(
     about["others"] = sorted(
         {lane.content for lane in lanes} - {corpus.about["content"]}
     )
-    checkpoints = Checkpoints(workdir, keep=run.keep, say=say)
+    checkpoints = Checkpoints(workdir, keep=run.keep, every=run.save_every, say=say)
     claim_workdir(workdir, about, tokenizer, trained=bool(checkpoints.steps()))
 
     # The state: fresh, from another model, or where the run was stopped.
@@ -120,8 +119,7 @@ def train_alone(
     start = step = int(state.step)
     # Killed between a checkpoint and its scores.
     unscored = start > 0 and due(start) and start not in scored_steps(workdir)
-    own = (lane.named({lane.objective.name: None}) for lane in lanes)
-    names = tuple(dict.fromkeys(name for named in own for name in named))
+    names = tuple(dict.fromkeys(lane.title for lane in lanes))
     if start >= run.steps and not unscored:
         say(f"{workdir} is finished: {run.steps} steps are done")
         if not (workdir / "loss.png").exists():  # killed just before it was drawn
@@ -189,6 +187,21 @@ def compute_dtype(name: str) -> jnp.dtype:
     if name == "auto":
         name = "float32" if jax.default_backend() == "cpu" else "bfloat16"
     return jnp.dtype(name)
+
+
+def towers_of(objectives: list[Objective], arch: Arch) -> tuple[tuple[str, Arch], ...]:
+    """What they need beside the main tower; those that share one agree about it."""
+    towers = {}
+    for objective in objectives:
+        for name, its in objective.towers(arch):
+            if towers.setdefault(name, its) != its:
+                raise InputError(
+                    f"config.stages: the tower {name!r} has width {towers[name].width} "
+                    f"and {towers[name].layers} layers in one stage, {its.width} and "
+                    f"{its.layers} in another: set objective.generator and "
+                    "objective.generator_layers alike in all of them"
+                )
+    return tuple(towers.items())
 
 
 def fit_vocabulary(run: Run, corpus: Corpus, say) -> Run:

@@ -4,7 +4,7 @@
         --config.data=corpus --config.steps=10000
 
 The paper trains 1M steps of 256 rows: 90 % of them with length 128, the rest with
-length 512 (start the second part with --config.init=WORKDIR --config.length=512).
+length 512: configs/bert.py has both as stages.
 """
 
 from bert_jax.config import from_preset
@@ -15,7 +15,7 @@ def get_config(arg: str = "bert-base-uncased"):
     config = from_preset(arg)  # preset, rows, arch.*, objective.*
 
     config.data = ""  # corpus made by `bert_jax prepare`
-    config.across = "attend"  # or block: no attention across documents in full rows
+    config.across = "attend"  # or block: no attention across documents in a row
     config.direction = "forward"  # or both: half of a stream's batch goes backwards
     config.alpha = 1.0  # inputs are sampled by share ** alpha (languages: 0.7, 0.3)
     config.length = 128

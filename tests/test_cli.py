@@ -1,5 +1,7 @@
 """The command line: every command's help, its output, and its errors."""
 
+import contextlib
+import io
 import json
 
 import pytest
@@ -14,11 +16,13 @@ from tests.conftest import ROOT
 
 def failure(*argv) -> str:
     """What a command that fails prints; it must end with `error: ...`, status 1."""
-    with pytest.raises(SystemExit) as caught:
+    printed = io.StringIO()
+    with contextlib.redirect_stderr(printed), pytest.raises(SystemExit) as caught:
         main([str(word) for word in argv])
-    assert isinstance(caught.value.code, str)
-    assert caught.value.code.startswith("error: ")
-    return caught.value.code
+    assert caught.value.code == 1
+    (_, message) = printed.getvalue().split("error: ", 1)
+    assert message.endswith("\n")
+    return message.strip()
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -24,8 +24,8 @@ from bert_jax.compare import (
     compare,
     entry_run,
     make_plan,
-    resolve_comparison,
 )
+from bert_jax.comparison import resolve_comparison
 from bert_jax.config import load_config, override
 from bert_jax.data.corpus import open_corpus
 from bert_jax.data.pipeline import eval_batches
@@ -33,6 +33,7 @@ from bert_jax.data.rows import Rows
 from bert_jax.errors import InputError
 from bert_jax.evaluators.probe import Probe
 from bert_jax.finetune import Finetune
+from bert_jax.lane import Lane
 from tests import tiny
 
 FLOPS = 4e7
@@ -196,6 +197,28 @@ def test_a_killed_comparison_goes_on_to_the_same_results(
     for place, name in ((module, "train"), (Finetune, "run"), (Probe, "run")):
         monkeypatch.setattr(place, name, dies(None, calls=0))
     run(make_config(data), workdir)  # finished: there is nothing to be done again
+    assert (workdir / "results.json").read_bytes() == expected
+
+
+def test_a_stopped_comparison_goes_on_to_the_same_results(
+    finished, data, tmp_path, monkeypatch
+):
+    """SIGTERM between two checkpoints: what is saved then takes the place of none that
+    is probed."""
+    config, workdir = make_config(data), tmp_path / "stopped"
+    steps = finished[1]["entries"][0]["steps"]
+    next_batch = Lane.next_batch
+
+    def stops(self, course, step, feeds):
+        if step == steps // 2 + 1:
+            signal.raise_signal(signal.SIGTERM)
+        return next_batch(self, course, step, feeds)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Lane, "next_batch", stops)
+        assert run(config, workdir) is None
+    run(config, workdir)
+    expected = (finished[0] / "results.json").read_bytes()
     assert (workdir / "results.json").read_bytes() == expected
 
 
@@ -432,6 +455,32 @@ def test_an_unknown_preset_or_field_of_an_entry(data, tmp_path):
     config.entries = (dict(name="a", preset="brt-tiny"),)
     with pytest.raises(InputError, match=r"unknown preset 'brt-tiny'"):
         run(config, tmp_path / "new")
+
+
+def test_what_an_entry_lacks_is_said_before_any_is_trained(data, tmp_path, monkeypatch):
+    """Also of the last one."""
+
+    def never(*_, **__):
+        raise AssertionError("something was trained")
+
+    monkeypatch.setattr(module, "train", never)
+    lacking = {
+        "masked_lm needs phrases": {
+            "objective.choose": "word",
+            "objective.unit": "phrases",
+        },
+        "has no column word_id": {
+            "objective.choose": "word",
+            "objective.replace": "similar",
+        },
+        "config.batch=12 does not divide": {"batch": 12},
+    }
+    for number, (said, changes) in enumerate(lacking.items()):
+        config = make_config(data)
+        config.entries += (dict(name="last", preset="bert-tiny", changes=changes),)
+        with pytest.raises(InputError, match=f"^entry 'last': .*{said}"):
+            run(config, tmp_path / str(number))
+        assert not (tmp_path / str(number) / "runs").exists()
 
 
 def test_the_config_of_the_real_one(shared_data, monkeypatch):

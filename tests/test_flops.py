@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from bert_jax.compare import Entry, entry_run
+from bert_jax.compare import entry_run
+from bert_jax.comparison import Entry
 from bert_jax.config import flatten, load_config
 from bert_jax.errors import InputError
 from bert_jax.flops import count, step_flops
@@ -16,6 +17,7 @@ from bert_jax.objective import make_objective
 from bert_jax.objectives.base import loss_of
 from bert_jax.objectives.causal_lm import CausalLM
 from bert_jax.objectives.classify import Classify
+from bert_jax.objectives.corrupt import budget
 from bert_jax.objectives.masked_lm import MaskedLM
 from bert_jax.objectives.permuted_lm import PermutedLM
 from bert_jax.objectives.replaced_token import ReplacedToken
@@ -115,7 +117,7 @@ def test_the_compiler_counts_the_same_for_the_bake_off(tiny_tokenizer):
 def test_masked_lm_by_hand():
     """2 a multiply-add; the gradient takes twice the forward pass."""
     D, F, N = ARCH.width, ARCH.inner, ARCH.layers
-    P = MASKED.slots(S)
+    P = budget(S, MASKED.rate)[-1]
     layer = 2 * S * (4 * D * D + 2 * D * F) + 4 * S * S * D
     head = 2 * P * (D * D + D * V)
     tiny = 2 * S * 2 * D * 2 / 3 + 2 * P * V  # types and the bias, by products
@@ -128,7 +130,7 @@ def test_the_generator_and_its_head_are_counted():
     """ELECTRA's: the discriminator has a score a token in place of the LM head."""
     objective = ReplacedToken(V, 4, SPECIAL)
     small = objective.towers(ARCH)[0][1]
-    D, P = ARCH.width, objective.masked.slots(S)
+    D, P = ARCH.width, budget(S, objective.rate)[-1]
     body = flops(ARCH, MASKED) - B * 6 * P * (D * D + D * V)
     score = B * 6 * S * (D * D + D)
     generator = flops(small, MASKED)

@@ -462,17 +462,22 @@ def test_another_text_is_written(unilm, capsys):
     assert capsys.readouterr().out == one["text"] + "\n"
 
 
-def test_a_run_writes_as_it_was_trained(tiny_corpus, tmp_path, monkeypatch):
-    """A BERT that was trained by causal_lm goes on; backwards, it could not."""
-    settings = dict(objective__name="causal_lm", rows="stream", arch__vocab_size=100)
-    run = tiny.make_run(tiny_corpus, **settings)
-    corpus = {"content": "", "tokenizer": {"hash": ""}}
-    about = {"config": run.as_dict(), "heads": ["lm"], "corpus": corpus}
-    (tmp_path / "run.json").write_text(json.dumps(about))
-    tiny_corpus.tokenizer.save(tmp_path / "tokenizer")
+def a_causal_run(corpus, rows: str, folder, monkeypatch):
+    """A BERT that was trained by causal_lm on such rows, as it is loaded."""
+    settings = dict(objective__name="causal_lm", rows=rows, arch__vocab_size=100)
+    run = tiny.make_run(corpus, **settings)
+    about = {"config": run.as_dict(), "heads": ["lm"]}
+    about["corpus"] = {"content": "", "tokenizer": {"hash": ""}}
+    (folder / "run.json").write_text(json.dumps(about))
+    corpus.tokenizer.save(folder / "tokenizer")
     params = drawn_params(run.arch, heads=("lm",))
     monkeypatch.setattr(Checkpoints, "good_params", lambda *_: (6, params))
-    model = bert_jax.load(tmp_path)
+    return bert_jax.load(folder)
+
+
+def test_a_run_writes_as_it_was_trained(tiny_corpus, tmp_path, monkeypatch):
+    """A BERT that was trained by causal_lm goes on; backwards, it could not."""
+    model = a_causal_run(tiny_corpus, "stream", tmp_path, monkeypatch)
     assert (model.arch.order, model.preset.name) == ("all", "bert-tiny")
     assert generation.form_of(model) == CAUSAL
     (one,) = model.generate("the cat", length=4)
@@ -481,6 +486,24 @@ def test_a_run_writes_as_it_was_trained(tiny_corpus, tmp_path, monkeypatch):
     backward = dataclasses.replace(model.preset, hyper={"direction": "backward"})
     with pytest.raises(InputError, match="trained from right to left: it cannot go on"):
         dataclasses.replace(model, preset=backward).generate("the cat")
+
+
+@pytest.mark.parametrize("rows", ["full", "stream"])
+def test_a_text_begins_as_rows_did(rows, tiny_corpus, tmp_path, monkeypatch):
+    """Rows of a stream have no [CLS]; all others begin with one."""
+    model = a_causal_run(tiny_corpus, rows, tmp_path, monkeypatch)
+    tokenizer = model.tokenizer
+    text = tokenizer.encode("the cat")
+    chances = {}
+    for first in ("full", "stream"):
+        ids = [tokenizer.cls_id, *text] if first == "full" else text
+        asked = plain(np.asarray([ids]), order="causal")
+        out = Model(model.arch).apply({"params": model.params}, asked, heads=("lm",))
+        chances[first] = jax.nn.log_softmax(out["lm"][0, -1])
+    (one,) = model.generate("the cat", length=1)
+    (piece,) = one["ids"] or [tokenizer.sep_id]
+    assert one["log_probability"] == pytest.approx(float(chances[rows][piece]), 1e-4)
+    assert abs(chances["full"] - chances["stream"])[piece] > 0.01
 
 
 @pytest.mark.parametrize("name", ["gpt2", "unilm-base-cased"])

@@ -372,9 +372,15 @@ def test_rules_that_are_none(rule):
         Optim(rate_rules=(rule,))
 
 
-def test_rules_must_match_every_parameter():
-    with pytest.raises(InputError, match="no rule matches the parameters .*lm/bias"):
-        make_optimizer(Optim(rate_rules=(("embed", 1.0),)), 10, unflatten(draw(0)))
+@pytest.mark.parametrize("field", ["rate_rules", "decay_rules"])
+def test_rules_must_match_every_parameter(field: str):
+    with pytest.raises(InputError, match="no rule matches the parameters") as raised:
+        make_optimizer(Optim(**{field: (("embed", 1.0),)}), 10, unflatten(draw(0)))
+    for name in SHAPES:
+        assert (name in str(raised.value)) == ("embed" not in name)
+    make_optimizer(
+        Optim(**{field: (("embed", 1.0), (".*", 0.0))}), 10, unflatten(draw(0))
+    )
 
 
 def test_rules_read_from_json_are_the_same():

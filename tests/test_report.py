@@ -1,10 +1,13 @@
 """The numbers of a report, by hand."""
 
+import json
 import math
+import random
+import statistics
 
 import pytest
 
-from bert_jax.report import KINDS, Findings, as_html, as_markdown
+from bert_jax.report import KINDS, SMOOTH, Findings, as_html, as_markdown, draw
 
 
 def findings(**scores: list[float]) -> Findings:
@@ -12,6 +15,7 @@ def findings(**scores: list[float]) -> Findings:
     entries = [
         {
             "name": name,
+            "objective": "none" if name == "untrained" else "masked_lm",
             "wanted": len(values),
             "seeds": [
                 {kind: [{"task": "t", "score": x, "error": 0.1}] for kind in KINDS}
@@ -60,6 +64,16 @@ def test_constant_entries_do_not_narrow_the_intervals():
     assert rows[1] == ["zero"] + ["-0.200 ± 0.300 †"] * 2
 
 
+def test_differences_from_what_was_not_pretrained():
+    found = findings(a=[0.1, 0.2, 0.3], b=[0.5, 0.7], untrained=[0.1])
+    (_, head, rows), (_, other, turned) = found.differences()
+    assert (head[0], other[0]) == ("minus a", "minus untrained")
+    assert [row[0] for row in rows] == ["b", "untrained"]
+    assert [row[0] for row in turned] == ["a", "b"]
+    assert rows[1][1] == "-0.100 ± 0.424"
+    assert turned[0][1] == "+0.100 ± 0.424"
+
+
 def test_without_any_spread_there_is_no_interval():
     found = findings(zero=[0.0, 0.0], one=[0.5])
     assert found.noise("probe", "t")[1] == 0
@@ -74,3 +88,115 @@ def test_the_page_says_what_is_assumed():
     results = {"config": config, "entries": [], "metrics": {}}
     page = as_html(results, [], b"", command="")
     assert "pooled over the entries, and assumed to be equal for all" in page
+
+
+# The picture.
+
+
+def random_results() -> dict:
+    """Two tasks; entries of three, of two and of one seed, the last not trained."""
+    rng = random.Random(0)
+    tasks = {"t": "matthews", "u": "accuracy"}
+    places = {"one": [1e6, 2e6, 4e6], "two": [1e6, 3e6], "start": [0.0]}
+
+    def seed(name: str) -> dict:
+        probe = [
+            {"task": task, "flops": place, "score": rng.random(), "error": 0.1}
+            for place in places[name]
+            for task in tasks
+        ]
+        tune = [
+            {
+                "task": task,
+                "score": rng.random(),
+                "losses": [rng.random() for _ in range(3 * SMOOTH)],
+            }
+            for task in tasks
+        ]
+        return {"probe": probe, "finetune": tune}
+
+    entries = [
+        {"name": name, "wanted": count, "seeds": [seed(name) for _ in range(count)]}
+        for name, count in (("one", 3), ("two", 2), ("start", 1))
+    ]
+    return json.loads(json.dumps({"metrics": tasks, "entries": entries}))
+
+
+@pytest.fixture
+def axes(monkeypatch) -> list:
+    """Of the picture of these results: those of both tasks, row by row."""
+    from matplotlib import pyplot
+
+    figures, close = [], pyplot.close
+    monkeypatch.setattr(pyplot, "close", figures.append)
+    assert draw(Findings(random_results())).startswith(b"\x89PNG")
+    (figure,) = figures
+    yield figure.axes
+    close(figure)
+
+
+def points(line) -> list[tuple[float, float]]:
+    return [(float(x), float(y)) for x, y in zip(*line.get_data(), strict=True)]
+
+
+def close_to(points: list) -> list:
+    return [pytest.approx(point) for point in points]
+
+
+def test_curves_of_probes_are_the_results(axes):
+    """The median over seeds at each place; the least and the most around it."""
+    results = random_results()
+    for axis, task in zip(axes[:2], results["metrics"], strict=True):
+        assert axis.get_xscale() == "log"
+        bands = iter(axis.collections)
+        for entry, line in zip(results["entries"], axis.get_lines(), strict=True):
+            assert line.get_label().strip() == entry["name"]
+            rows = [row for run in entry["seeds"] for row in run["probe"]]
+            rows = [row for row in rows if row["task"] == task]
+            scores = {
+                place: [row["score"] for row in rows if row["flops"] == place]
+                for place in sorted({row["flops"] for row in rows})
+            }
+            if entry["name"] == "start":  # a line from end to end
+                assert [y for _, y in points(line)] == 2 * scores[0.0]
+                continue
+            middle = [(x, statistics.median(ys)) for x, ys in scores.items()]
+            assert points(line) == close_to(middle)
+            edge = next(bands).get_paths()[0].vertices.tolist()
+            for place, there in scores.items():
+                ends = {y for x, y in edge if x == place}
+                assert sorted(ends) == close_to([min(there), max(there)])
+        assert not list(bands)
+
+
+def test_curves_of_finetuning_are_the_results(axes):
+    """Means over a few steps, in the middle of these; the median over seeds."""
+    results = random_results()
+    for axis, task in zip(axes[2:4], results["metrics"], strict=True):
+        for entry, line in zip(results["entries"], axis.get_lines(), strict=True):
+            assert line.get_label().strip() == entry["name"]
+            runs = [
+                row["losses"]
+                for run in entry["seeds"]
+                for row in run["finetune"]
+                if row["task"] == task
+            ]
+            expected = [
+                (n + 5, statistics.median(sum(run[n : n + 10]) / 10 for run in runs))
+                for n in (0, 10, 20)
+            ]
+            assert points(line) == close_to(expected)
+
+
+def test_a_dot_is_the_score_of_a_seed(axes):
+    results = random_results()
+    for axis, task in zip(axes[4:], results["metrics"], strict=True):
+        lines = iter(axis.get_lines())
+        for place, entry in enumerate(results["entries"]):
+            dots, mean = points(next(lines)), points(next(lines))
+            rows = (row for run in entry["seeds"] for row in run["finetune"])
+            scores = [row["score"] for row in rows if row["task"] == task]
+            assert dots == close_to([(score, place) for score in scores])
+            assert mean == close_to([(statistics.mean(scores), place)])
+    names = [label.get_text().strip() for label in axes[4].get_yticklabels()]
+    assert names == [entry["name"] for entry in results["entries"]]

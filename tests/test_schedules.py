@@ -54,7 +54,7 @@ def test_warm_up_as_share_or_number(warmup: float, steps: int, top: int):
 
 
 def test_the_rates_of_the_76_minutes():
-    """Batch 32K: 15,625 steps, a fifth of them warm-up, to 5e-3 (SPECS 4.3)."""
+    """Batch 32K: 15,625 steps, a fifth of them warm-up, to 5e-3 (You et al.)."""
     schedule = make_schedule("bert", lr=5e-3, warmup=0.2, power=1.0, steps=15625)
     assert float(schedule(3124)) == pytest.approx(5e-3 * 3124 / 3125)
     assert float(schedule(3125)) == pytest.approx(4e-3)

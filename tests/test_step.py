@@ -9,11 +9,15 @@ from jax.sharding import SingleDeviceSharding
 
 from bert_jax.models.arch import Arch
 from bert_jax.models.model import Model, init_params
-from bert_jax.objectives.base import Mean, Terms
+from bert_jax.objectives.base import Mean, Terms, loss_of
 from bert_jax.objectives.masked_lm import MaskedLM
+from bert_jax.objectives.permuted_lm import PermutedLM
 from bert_jax.objectives.replaced_token import ReplacedToken
+from bert_jax.objectives.sentence_reordering import SentenceReordering
+from bert_jax.objectives.unilm import UniLM
 from bert_jax.optim import Optim, make_optimizer
-from bert_jax.step import TrainState, make_train_step
+from bert_jax.step import TrainState, make_train_step, row_keys
+from tests.models.made import XLNET
 from tests.reference import collectives_in, fresh_params, shardings
 from tests.tpu import run_for_tpu
 
@@ -252,17 +256,26 @@ def test_tpu_chips_draw_only_for_their_own_rows(tpu: dict):
 
 WHOLE = MaskedLM(300, 4, (0, 1, 2, 3, 4), choose="word", boundary=0.5)
 FOUND = ReplacedToken(300, 4, (0, 1, 2, 3, 4), generator=0.5)
+FORMS = UniLM(300, 4, (0, 1, 2, 3, 4))
 
 
-@pytest.mark.parametrize("objective", [WHOLE, FOUND], ids=lambda of: of.name)
+@pytest.mark.parametrize("objective", [WHOLE, FOUND, FORMS], ids=lambda of: of.name)
 def test_parts_of_a_batch_add_up_to_the_whole(objective):
-    """With dropout on, and parts that hold different numbers of predictions."""
-    towers = objective.towers(ARCH)
-    model = Model(ARCH, towers=towers)
+    """With dropout on, and parts that hold different numbers of predictions; of pairs,
+    too, where these are asked of rows of one form."""
+    arch = ARCH.but(types=6) if objective is FORMS else ARCH
+    towers = objective.towers(arch)
+    model = Model(arch, towers=towers)
     params = init_params(model, jax.random.key(1), heads=objective.heads)
     batch = make_batch() | {"words": np.cumsum(np.ones((B, S), np.int32), 1)}
     sums = batch["group"].reshape(-1, 4, S).sum((0, 2))
     assert len(set(sums.tolist())) == 4
+    if objective is FORMS:
+        key = jax.random.fold_in(jax.random.key(7), 3)
+        keys = row_keys(jax.random.split(key)[0], jnp.arange(B))
+        asked = objective.corrupt(keys, batch)["next_sentence"] >= 0
+        pairs = asked.reshape(-1, 4).sum(0)
+        assert len(set(pairs.tolist())) == 4
 
     def after(accumulate: int):
         optimizer = optax.sgd(1.0)
@@ -274,6 +287,11 @@ def test_parts_of_a_batch_add_up_to_the_whole(objective):
 
     (one, means), (four, their_means) = after(1), after(4)
     assert means.keys() == their_means.keys()
+    if objective is FORMS:
+        assert float(means["next_sentence_loss"].count) == pairs.sum() < B
+    # What was counted beforehand is what was found.
+    found = float(loss_of(objective, means))
+    assert float(means["loss"].value) == pytest.approx(found, rel=1e-6)
     for name, mean in means.items():
         theirs = float(their_means[name].value)
         assert theirs == pytest.approx(float(mean.value), rel=1e-6), name
@@ -284,25 +302,56 @@ def test_parts_of_a_batch_add_up_to_the_whole(objective):
     assert np.median(jax.tree.leaves(moved)) > 1e-3
 
 
-def test_copies_of_a_row_are_hidden_alike():
-    """RoBERTa's static masking: by (seed, row, epoch % copies), whatever the step."""
-    arch = ARCH.but(dropout=0.0, attention_dropout=0.0)
-    objective, params = MaskedLM(300, 4, (0, 1, 2, 3, 4)), fresh_params(arch)
-    optimizer = optax.sgd(0.0)
-    step = make_train_step(Model(arch), objective, optimizer, copies=2)
-    step = jax.jit(step, compiler_options=QUICK)
+PIECES = (300, 4, (0, 1, 2, 3, 4))
+DRAWN = {
+    "token": MaskedLM(*PIECES),
+    "word": MaskedLM(*PIECES, choose="word"),
+    "span": MaskedLM(*PIECES, choose="span"),
+    "replaced_token": ReplacedToken(*PIECES, generator=0.5),
+    "permuted_lm": PermutedLM(PIECES[-1], partial=3),
+    "unilm": UniLM(*PIECES),
+    "sentence_reordering": SentenceReordering(),
+}
 
-    def loss(number: int, epoch: int, seed: int = 7) -> float:
+
+def still(name: str, copies: int = 0):
+    """(step, seed, epoch) -> loss, where nothing is dropped and nothing learned: what
+    is drawn for a row is all that can change it."""
+    objective, two = DRAWN[name], XLNET if name == "permuted_lm" else {}
+    arch = ARCH.but(layers=1, types=6, dropout=0.0, attention_dropout=0.0, **two)
+    model, optimizer = Model(arch, towers=objective.towers(arch)), optax.sgd(0.0)
+    params = init_params(model, jax.random.key(1), heads=objective.heads)
+    step = make_train_step(model, objective, optimizer, copies=copies)
+    step = jax.jit(step, compiler_options=QUICK)
+    batch = make_batch()
+    place = np.broadcast_to(np.arange(1, S + 1, dtype=np.int32), (B, S))
+    batch["words"] = np.where(batch["ids"] > 4, (place + 1) // 2, 0)
+
+    def loss(number: int, seed: int, epoch: int = 0) -> float:
         state = TrainState(
             jnp.int32(number), params, optimizer.init(params), jnp.uint32(seed)
         )
-        batch = make_batch() | {"epoch": np.full(B, epoch, np.int32)}
-        return float(step(state, batch)[1]["masked_lm_loss"].value)
+        means = step(state, batch | {"epoch": np.full(B, epoch, np.int32)})[1]
+        return float(means[next(iter(objective.weights))].value)
 
-    first = loss(0, 0)
-    assert loss(5, 0) == loss(9, 2) == first
-    assert loss(0, 1) == loss(3, 3) != first
-    assert loss(0, 0, seed=8) != first
+    return loss
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_what_is_drawn_goes_by_seed_and_step(name: str):
+    loss = still(name)
+    assert loss(3, 7) == loss(3, 7)
+    assert len({loss(3, 7), loss(4, 7), loss(3, 8), loss(7, 3)}) == 4
+
+
+@pytest.mark.parametrize("name", ["token", "span", "replaced_token", "permuted_lm"])
+def test_copies_of_a_row_are_hidden_alike(name: str):
+    """RoBERTa's static masking: by (seed, row, epoch % copies), whatever the step."""
+    loss = still(name, copies=2)
+    first = loss(0, 7, 0)
+    assert loss(5, 7, 0) == loss(9, 7, 2) == first
+    assert loss(0, 7, 1) == loss(3, 7, 3) != first
+    assert loss(0, 8, 0) != first
 
 
 def test_a_step_without_a_finite_gradient_changes_nothing():

@@ -23,6 +23,7 @@ from bert_jax.metrics import NotFiniteError, read_metrics
 from bert_jax.objectives.base import Mean
 from bert_jax.parity import tiny as tiny_arch
 from bert_jax.presets import preset
+from bert_jax.step import TrainState
 from bert_jax.train import train
 from bert_jax.warm_start import shared_pieces
 from tests import tiny
@@ -253,6 +254,24 @@ def test_every_file_of_a_checkpoint_is_in_the_manifest(finished):
     assert any(name.startswith("optimizer") for name in listed)
 
 
+def test_what_a_stopped_run_saved_takes_no_place(tmp_path):
+    """Kept are 4, every 10 steps; the run was stopped after 13, 17 and 35."""
+    checkpoints = checkpoint.Checkpoints(tmp_path, keep=4, every=10, say=print)
+    one = {"one": jax.numpy.ones(1)}
+    seen = {}
+    for step in (10, 13, 17, 20, 30, 35, 40, 50):
+        number = jax.numpy.int32(step)
+        checkpoints.save(
+            TrainState(step=number, params=one, opt_state=one, seed=number)
+        )
+        seen[step] = checkpoints.steps()
+    assert seen[13] == [10, 13]
+    assert seen[17] == [10, 17]
+    assert seen[35] == [10, 20, 30, 35]
+    assert seen[40] == [10, 20, 30, 40]
+    assert seen[50] == [20, 30, 40, 50]
+
+
 def test_a_loss_that_is_not_finite_stops_the_run(tiny_corpus, finished, tmp_path):
     """The rate explodes with step 6: what was saved before is kept and good."""
     workdir = tmp_path / "run"
@@ -270,7 +289,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(tiny_corpus, finished, tmp_path
     text = str(caught.value)
     assert "the parameters are not finite after step 6. Stopped" in text
     assert f"step 4 is the last good checkpoint in {workdir}" in text
-    assert checkpoint.Checkpoints(workdir, keep=9, say=print).steps() == [2, 4]
+    assert checkpoint.Checkpoints(workdir, say=print).steps() == [2, 4]
     assert all(np.isfinite(leaf).all() for leaf in leaves(workdir, 4))
     assert train(good, workdir, progress=False)["finished"]
 
@@ -658,6 +677,24 @@ WRONG = {
         {"stages": ({"steps": 2}, {"steps": 3})},
         "config.steps=6, but the stages add up to 5 steps",
     ),
+    "towers of two sizes": (
+        {
+            "objective__name": "replaced_token",
+            "stages": (
+                {"steps": 3, "objective.generator": 0.5},
+                {"steps": 3, "objective.generator": 1.0},
+            ),
+        },
+        "the tower 'generator' has width",
+    ),
+    "no generator before": (
+        {
+            "objective__name": "replaced_token",
+            "objective__phase": "discriminator",
+            "objective__generator": 1.0,
+        },
+        "phase=discriminator begins with the weights of a generator",
+    ),
     "batch": ({"batch": 12}, "config.batch=12"),
     "parts": (
         {"accumulate": 2},
@@ -695,7 +732,7 @@ def test_held_out_text_needs_what_is_hidden(tmp_path, monkeypatch, unit):
     told = hidden | dict(eval__data=without.path)
     said = refused(with_words, told, tmp_path / "run", monkeypatch)
     assert str(without.path) in said
-    assert ("masked_lm needs phrases" if unit == "phrases" else "hides words") in said
+    assert f"masked_lm needs {unit}" in said
     monkeypatch.undo()
     run = tiny.make_run(with_words, **hidden, eval__data=with_words.path, steps=1)
     assert train(run, tmp_path / "run", progress=False)["eval"]

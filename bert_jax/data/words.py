@@ -32,48 +32,45 @@ _CLOSED = re.compile(r"\][A-Za-z]+$")
 ENTITIES = ("nr", "ns", "nt", "nz")
 
 
-def by_spaces(text: str) -> tuple[str, Borders]:
-    """A space between words of letters stays: the model would run them together."""
-    plain, words, at = [], [], 0
-    for number, line in enumerate(text.split("\n")):
-        for word in (["\n"] if number else []) + line.split():
-            if word != "\n":
-                if plain and needs_space(plain[-1], word):
-                    plain.append(" ")
-                    at += 1
-                words.append(at)
-            plain.append(word)
-            at += len(word)
-    return "".join(plain), {"words": words}
-
-
-def by_tags(text: str) -> tuple[str, Borders]:
-    plain, borders = [], {"words": [], "phrases": [], "entities": []}
-    at = tags = 0
-    for number, line in enumerate(text.split("\n")):
+def lay_out(lines: list[list[str]]) -> tuple[str, list[list[int]]]:
+    """The text of lines of words, and where each word begins. A space between words of
+    letters stays: the model would run them together."""
+    plain, begins, at = [], [], 0
+    for number, words in enumerate(lines):
+        begins.append([])
         if number:
             plain.append("\n")
             at += 1
-        items = [read_item(item) for item in line.split()]
-        phrases, entities = joined(items)
-        for n, item in enumerate(items):
-            tags += bool(item.tag)
-            if plain and needs_space(plain[-1], item.word):
+        for word in words:
+            if plain and needs_space(plain[-1], word):
                 plain.append(" ")
                 at += 1
-            borders["words"].append(at)
-            if n not in phrases:
-                borders["phrases"].append(at)
-            if n not in entities:
-                borders["entities"].append(at)
-            plain.append(item.word)
-            at += len(item.word)
-    words = len(borders["words"])
-    if not tags and words >= UNTAGGED:
+            begins[-1].append(at)
+            plain.append(word)
+            at += len(word)
+    return "".join(plain), begins
+
+
+def by_spaces(text: str) -> tuple[str, Borders]:
+    plain, begins = lay_out([line.split() for line in text.split("\n")])
+    return plain, {"words": [at for places in begins for at in places]}
+
+
+def by_tags(text: str) -> tuple[str, Borders]:
+    lines = [[read_item(item) for item in line.split()] for line in text.split("\n")]
+    count = sum(map(len, lines))
+    if count >= UNTAGGED and not any(item.tag for items in lines for item in items):
         raise InputError(
-            f"words=tags: none of {words} words has a tag (word/POS): {text[:40]!r} ..."
+            f"words=tags: none of {count} words has a tag (word/POS): {text[:40]!r} ..."
         )
-    return "".join(plain), borders
+    plain, begins = lay_out([[item.word for item in items] for items in lines])
+    borders = {"words": [], "phrases": [], "entities": []}
+    for items, places in zip(lines, begins, strict=True):
+        phrases, entities = joined(items)
+        borders["words"] += places
+        borders["phrases"] += [at for n, at in enumerate(places) if n not in phrases]
+        borders["entities"] += [at for n, at in enumerate(places) if n not in entities]
+    return plain, borders
 
 
 class Item(NamedTuple):

@@ -20,7 +20,7 @@ from bert_jax.objectives.base import Objective
 from bert_jax.sharding import place
 from bert_jax.step import make_eval_step
 
-SEED = 0  # of the evaluation corruption; never that of the run
+SEED = 0  # of the evaluation corruption, whatever that of the run is
 
 
 class HeldOut:
@@ -52,6 +52,6 @@ class HeldOut:
             yield name, float(mean.total / max(mean.count, 1.0))
         first = next(iter(self.objective.weights))
         loss = sums[first]
-        if first.endswith("_lm_loss"):
+        if first.endswith("lm_loss"):
             yield "perplexity", math.exp(min(loss.total / max(loss.count, 1.0), 700.0))
         yield "predictions", float(loss.count)

@@ -24,7 +24,7 @@ import scipy.optimize
 from bert_jax.data.labelled import Labelled
 from bert_jax.data.tasks import Task
 from bert_jax.errors import InputError
-from bert_jax.evaluators.scores import score
+from bert_jax.evaluators.scores import score_task
 from bert_jax.models.model import Model
 from bert_jax.objectives.base import tokens_of
 
@@ -56,14 +56,12 @@ class Probe:
         read = partial(features, model, params, layers=self.layers)
         some = train.some(self.sentences if tagged else self.examples)
         fit, labels, owner = read(some)
-        test, gold, _ = read(dev)
+        test, _, _ = read(dev)
         mean, scale = fit.mean(0), fit.std(0) + 1e-6
         fit, classes = (fit - mean) / scale, len(train.labels)
         weights = fit_best(fit, labels, owner, classes=classes)
         said = predict(weights, (test - mean) / scale)
-        if tagged:
-            return score(task.metric, *dev.named_tags(said))
-        return score(task.metric, said, gold)
+        return score_task(task, dev, said)
 
 
 @lru_cache

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from bert_jax.data.labelled import Labelled
+from bert_jax.data.tasks import Task
 from bert_jax.errors import InputError, unknown
 
 SAMPLES = 200  # of the bootstrap
@@ -72,6 +74,13 @@ def entities(tags: Sequence[str]) -> set[tuple[str, int, int]]:
         if prefix in ("B", "I") and not goes_on:
             kind, start = name, place
     return found
+
+
+def score_task(task: Task, dev: Labelled, said: np.ndarray) -> dict[str, float]:
+    """Of labels that were said of the dev part, in its order."""
+    if task.objective == "tag":
+        return score(task.metric, *dev.named_tags(said))
+    return score(task.metric, said, dev.arrays["label"][:, 0])
 
 
 def score(metric: str, predicted, gold) -> dict[str, float]:

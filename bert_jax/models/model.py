@@ -72,12 +72,15 @@ class Tower(Part):
             x, view, noise, memory=memory, query=query, capture=capture
         )
         out = captured | ({"last": x} if g is None else {"last": x, "query": g})
-        if "hidden" in capture:  # the last one normalised, where the norm stands before
+        # Of those captured the last is normalised, where norms stand before.
+        if "hidden" in capture:
             out["hidden"] = jnp.concatenate(
                 [start[None], captured["hidden"][:-1], x[None]]
             )
         if "query" in capture:
-            out["query"] = jnp.concatenate([query[0][None], captured["query"]])
+            out["query"] = jnp.concatenate(
+                [query[0][None], captured["query"][:-1], g[None]]
+            )
         if "lm" in heads:
             predicted = g if g is not None else x if where is None else take(x, where)
             out["lm"] = self.lm(predicted, embed.token)

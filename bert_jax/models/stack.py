@@ -86,7 +86,8 @@ class Stack(Part):
             )
         x, g = carry
         if arch.norm_place == "pre":
-            x = norm(arch, self.dtype, "final_norm")(x)
+            final_norm = norm(arch, self.dtype, "final_norm")
+            x, g = final_norm(x), None if g is None else final_norm(g)
         return x, g, captured
 
     def init_layers(self, block: Block, inputs: tuple, key) -> dict:

@@ -11,7 +11,9 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
+from bert_jax.errors import InputError
 from bert_jax.models.arch import Arch
+from bert_jax.models.heads import OUTPUTS
 from bert_jax.models.model import Model
 from bert_jax.models.tokens import Tokens, rank_of
 from bert_jax.objectives.losses import correct, cross_entropy
@@ -72,7 +74,8 @@ class Objective(Protocol):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """What it reads of a batch beside what every row has."""
+        """What it reads of a batch beside what every row has; `words` where single
+        characters would not do."""
         return ()
 
     def towers(self, arch: Arch) -> tuple[tuple[str, Arch], ...]:
@@ -87,7 +90,7 @@ class Objective(Protocol):
         """Raises if labelled data have labels that its head does not have."""
 
     def begin(self, params: dict) -> dict:
-        """The parameters with which a stage that trains it begins."""
+        """The parameters with which a later stage that trains it begins."""
         return params
 
     def first_carry(self, model: Model, rows: int) -> Any:
@@ -135,13 +138,30 @@ def wrong_rows(name: str, rows: str, valid: tuple[str, ...]) -> list[str]:
     return [f"{name} cannot use config.rows={rows}: set it to {' or '.join(valid)}"]
 
 
-def pair_means(scores: jax.Array, labels: jax.Array) -> dict[str, Mean]:
-    """Of next-sentence logits [B, G, 2]: up to G pairs a row, label -1 is none."""
-    there, labels = labels >= 0, jnp.maximum(labels, 0)
+def means_of(
+    name: str, logits: jax.Array, targets: jax.Array, weights: jax.Array
+) -> dict[str, Mean]:
+    """NAME_loss and NAME_accuracy of logits [..., V], where weights [...] are not 0."""
     return {
-        "next_sentence_loss": Mean.of(cross_entropy(scores, labels), there),
-        "next_sentence_accuracy": Mean.of(correct(scores, labels), there),
+        f"{name}_loss": Mean.of(cross_entropy(logits, targets), weights),
+        f"{name}_accuracy": Mean.of(correct(logits, targets), weights),
     }
+
+
+def label_means(name: str, logits: jax.Array, labels: jax.Array) -> dict[str, Mean]:
+    """The same of labels [...], of which -1 is none."""
+    return means_of(name, logits, jnp.maximum(labels, 0), labels >= 0)
+
+
+def check_head(name: str, head: str, labels: Sequence[str], arch: Arch) -> None:
+    """Raises where a file of examples has labels that the head has no output for."""
+    most = OUTPUTS.get(head, arch.labels)
+    if len(labels) > most:
+        field = "" if head in OUTPUTS else " (arch.labels)"
+        raise InputError(
+            f"{name}: the data have {len(labels)} labels, {', '.join(labels)}; its "
+            f"head has {most}{field}"
+        )
 
 
 def loss_of(

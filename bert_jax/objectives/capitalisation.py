@@ -29,11 +29,11 @@ from bert_jax.objectives.base import (
     Net,
     Objective,
     Terms,
+    means_of,
     tokens_of,
     wrong_task,
 )
 from bert_jax.objectives.corrupt import edges_of_words
-from bert_jax.objectives.losses import correct, cross_entropy
 
 MARKS = ("##", "Ġ", "▁")  # before the letters of a piece: see data/tokenizers
 
@@ -55,6 +55,7 @@ def small_letters(vocab: Sequence[str]) -> tuple[int, ...]:
 class Capitalisation(Objective):
     name = "capitalisation"
     heads = ("capital",)
+    columns = ("words",)
 
     # From the tokenizer.
     small: tuple[int, ...] = dataclasses.field(repr=False)  # small_letters(vocab)
@@ -71,10 +72,6 @@ class Capitalisation(Objective):
     @property
     def weights(self) -> dict[str, float]:
         return {"capitalisation_loss": 1.0}
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return ("words",)
 
     def problems(self, arch: Arch, rows: str) -> list[str]:
         return wrong_task(self.task, arch)
@@ -104,11 +101,7 @@ class Capitalisation(Objective):
         logits = net(tokens, heads=self.heads)["capital"]
         targets, weights = batch["targets"], batch["weights"]
         begins, _ = edges_of_words(batch["words"])
-        return Terms(
-            {
-                "capitalisation_loss": Mean.of(cross_entropy(logits, targets), weights),
-                "capitalisation_accuracy": Mean.of(correct(logits, targets), weights),
-                "capitalisation_share": Mean.of(targets, weights),
-                "capitalisation_asked": Mean.of(weights, begins),
-            }
-        )
+        means = means_of(self.name, logits, targets, weights)
+        means["capitalisation_share"] = Mean.of(targets, weights)
+        means["capitalisation_asked"] = Mean.of(weights, begins)
+        return Terms(means)

@@ -18,8 +18,7 @@ import jax.numpy as jnp
 from bert_jax.errors import InputError, unknown
 from bert_jax.models.arch import Arch
 from bert_jax.models.model import Model
-from bert_jax.objectives.base import Batch, Mean, Net, Objective, Terms, tokens_of
-from bert_jax.objectives.losses import correct, cross_entropy
+from bert_jax.objectives.base import Batch, Net, Objective, Terms, means_of, tokens_of
 from bert_jax.objectives.memory import first_memory, memory_problems, read_on
 
 ORDERS = {"forward": "causal", "backward": "backward"}  # by direction
@@ -82,9 +81,5 @@ class CausalLM(Objective):
         tokens = tokens_of(batch, order=ORDERS[self.direction])
         asked = dict(where=batch["where"], heads=self.heads)
         out, carry = read_on(net, tokens, carry, batch.get("continues"), **asked)
-        targets, weights = batch["targets"], batch["weights"]
-        means = {
-            "causal_lm_loss": Mean.of(cross_entropy(out["lm"], targets), weights),
-            "causal_lm_accuracy": Mean.of(correct(out["lm"], targets), weights),
-        }
+        means = means_of(self.name, out["lm"], batch["targets"], batch["weights"])
         return Terms(means, carry)

@@ -37,11 +37,11 @@ from bert_jax.objectives.base import (
     Net,
     Objective,
     Terms,
-    pair_means,
+    label_means,
+    means_of,
     tokens_of,
     wrong_task,
 )
-from bert_jax.objectives.losses import correct, cross_entropy
 
 CHOICES = ("token", *corrupt.LENGTHS)
 
@@ -83,7 +83,10 @@ class MaskedLM(Objective):
                 "not choose any; use word, ngram, macbert or span"
             )
         elif self.replace == "similar" and self.table is None:
-            problems.append("objective.replace=similar needs a table of similar words")
+            problems.append(
+                "objective.replace=similar needs a table of similar words: `bert_jax "
+                "similar` makes one, `bert_jax prepare --words TABLE` uses it"
+            )
         if problems:
             raise InputError("\n".join(problems))
 
@@ -108,17 +111,13 @@ class MaskedLM(Objective):
     def problems(self, arch: Arch, rows: str) -> list[str]:
         return wrong_task(self.task, arch)
 
-    def slots(self, length: int) -> int:
-        """The most predictions in a row of that many tokens."""
-        return int(corrupt.budget(length, self.rate)[-1])
-
     def corrupt(self, keys: jax.Array, batch: Batch) -> Batch:
         """Adds where, targets, weights [B, P], and for the boundary objective spans
         [B, P, 3] and bounded [B, P], 1 where there is one; ids [B, S] are the corrupted
         ones."""
         S = batch["ids"].shape[1]
         counts = corrupt.budget(S, self.rate)
-        slots = self.slots(S)
+        slots = int(counts[-1])
         wanted = {"ids", "group", *self.columns}
         wanted |= {"words"} if self.replace == "similar" else set()
 
@@ -170,11 +169,7 @@ class MaskedLM(Objective):
 
     def scores(self, logits: jax.Array, batch: Batch) -> dict[str, Mean]:
         """Of the predicted pieces alone."""
-        targets, weights = batch["targets"], batch["weights"]
-        return {
-            "masked_lm_loss": Mean.of(cross_entropy(logits, targets), weights),
-            "masked_lm_accuracy": Mean.of(correct(logits, targets), weights),
-        }
+        return means_of("masked_lm", logits, batch["targets"], batch["weights"])
 
     def counts(self, batch: Batch) -> dict[str, jax.Array]:
         counts = {"masked_lm_loss": batch["weights"].sum()}
@@ -193,11 +188,9 @@ class MaskedLM(Objective):
         )
         means = self.scores(out["lm"], batch)
         if self.next_sentence:
-            means |= pair_means(out[self.pair_head], batch["next_sentence"])
+            pairs = out[self.pair_head], batch["next_sentence"]
+            means |= label_means("next_sentence", *pairs)
         if self.boundary:
-            bounded, targets = batch["bounded"], batch["targets"]
-            means |= {
-                "boundary_loss": Mean.of(cross_entropy(out["sbo"], targets), bounded),
-                "boundary_accuracy": Mean.of(correct(out["sbo"], targets), bounded),
-            }
+            runs = out["sbo"], batch["targets"], batch["bounded"]
+            means |= means_of("boundary", *runs)
         return Terms(means)

@@ -3,7 +3,7 @@
 A row is cut into two halves, and each is put into a random order of its own. Runs of
 tokens are chosen to be predicted, one in K of all; the other words of a half are known
 from the start, and a prediction knows them and what comes before it in the order. The
-second half knows all of the first, which knows nothing of it. As ranks (DESIGN: a token
+second half knows all of the first, which knows nothing of it. As ranks (a token
 sees ranks up to its own, a query only smaller ones), R the length of the first half:
 
     first half    -1 for words that are not predicted, else the place in the order

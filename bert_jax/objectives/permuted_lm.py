@@ -11,7 +11,8 @@ al. 2019, arXiv:1906.08237; who sees whom is in permute.py, the carry in memory.
 Differs from the release in: rows are plain stretches of a stream (config.rows=stream,
 config.direction=both for its bi-directional data), not half a stretch and then a pair
 of texts which no loss looks at; so the text moves on by whole rows, and memory is of
-whole rows, where the release moves on by half a row and remembers that half.
+whole rows, where the release moves on by half a row and remembers that half. The vector
+that every query begins with has no dropout.
 """
 
 import dataclasses
@@ -22,9 +23,8 @@ import jax.numpy as jnp
 from bert_jax.errors import InputError
 from bert_jax.models.arch import Arch
 from bert_jax.models.model import Model
-from bert_jax.objectives.base import Batch, Mean, Net, Objective, Terms, tokens_of
+from bert_jax.objectives.base import Batch, Net, Objective, Terms, means_of, tokens_of
 from bert_jax.objectives.corrupt import positions_of
-from bert_jax.objectives.losses import correct, cross_entropy
 from bert_jax.objectives.memory import first_memory, memory_problems, read_on
 from bert_jax.objectives.permute import permute
 
@@ -59,10 +59,6 @@ class PermutedLM(Objective):
     def columns(self) -> tuple[str, ...]:
         return ("continues",) if self.memory else ()
 
-    def slots(self, length: int) -> int:
-        """The most predictions in a row of that many tokens."""
-        return length // self.partial
-
     def problems(self, arch: Arch, rows: str) -> list[str]:
         problems = memory_problems(self.memory, arch, rows)
         if arch.streams != 2:
@@ -78,7 +74,7 @@ class PermutedLM(Objective):
 
     def corrupt(self, keys: jax.Array, batch: Batch) -> Batch:
         """Adds rank [B, S] and where, targets, weights [B, P]; hides nothing."""
-        slots = self.slots(batch["ids"].shape[1])
+        slots = batch["ids"].shape[1] // self.partial
 
         def one_row(key, ids, group, words):
             special = jnp.isin(ids, jnp.asarray(self.special_ids))
@@ -104,9 +100,5 @@ class PermutedLM(Objective):
         tokens = tokens_of(batch).replace(rank=batch["rank"])
         asked = dict(where=batch["where"], streams=2, heads=self.heads)
         out, carry = read_on(net, tokens, carry, batch.get("continues"), **asked)
-        targets, weights = batch["targets"], batch["weights"]
-        means = {
-            "permuted_lm_loss": Mean.of(cross_entropy(out["lm"], targets), weights),
-            "permuted_lm_accuracy": Mean.of(correct(out["lm"], targets), weights),
-        }
+        means = means_of(self.name, out["lm"], batch["targets"], batch["weights"])
         return Terms(means, carry)

@@ -12,19 +12,17 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from bert_jax.errors import InputError
 from bert_jax.models.arch import Arch
-from bert_jax.models.heads import OUTPUTS
 from bert_jax.objectives.base import (
     Batch,
-    Mean,
     Net,
     Objective,
     Terms,
+    check_head,
+    means_of,
     tokens_of,
     wrong_task,
 )
-from bert_jax.objectives.losses import correct, cross_entropy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,18 +48,7 @@ class Pooled(Objective):
         return wrong_task(self.task, arch)
 
     def check_labels(self, names: Sequence[str], arch: Arch) -> None:
-        """Labels by number, of a file of examples: the head must have all of them."""
-        most = OUTPUTS.get(self.head, arch.labels)
-        if len(names) > most:
-            field = "" if self.head in OUTPUTS else " (arch.labels)"
-            raise InputError(
-                f"{self.name}: the data have {len(names)} labels, {', '.join(names)}; "
-                f"its head has {most}{field}"
-            )
-
-    def slots(self, length: int) -> int:
-        """As many as rows with labels have room for: see data/plans.py."""
-        return max(8, length // 16)
+        check_head(self.name, self.head, names, arch)
 
     def corrupt(self, keys: jax.Array, batch: Batch) -> Batch:
         """Adds targets and weights [B, G]; hides and draws nothing."""
@@ -75,10 +62,4 @@ class Pooled(Objective):
     def terms(self, net: Net, batch: Batch, carry=None) -> Terms:
         tokens = tokens_of(batch, task=self.task)
         logits = net(tokens, first=batch["first"], heads=self.heads)[self.head]
-        targets, weights = batch["targets"], batch["weights"]
-        return Terms(
-            {
-                f"{self.name}_loss": Mean.of(cross_entropy(logits, targets), weights),
-                f"{self.name}_accuracy": Mean.of(correct(logits, targets), weights),
-            }
-        )
+        return Terms(means_of(self.name, logits, batch["targets"], batch["weights"]))

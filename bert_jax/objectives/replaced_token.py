@@ -11,7 +11,8 @@ arXiv:2003.10555).
 
 Both towers learn together, or in two stages (section 3.2 there): first the generator
 alone, then the model, which begins with the weights of a generator of its own size, and
-whose generator stays as it is (configs/electra_two_stage.py).
+whose generator stays as it is (configs/electra_two_stage.py). A run that begins with
+the second takes the model of config.init as it is.
 
 Differs from the release in: positions are chosen without replacement. From the paper's
 two stages in: the tables stay shared, so the recipe's second stage leaves them as they
@@ -88,7 +89,7 @@ class ReplacedToken(Objective):
     def problems(self, arch: Arch, rows: str) -> list[str]:
         if arch.lm_head != "transform" and self.generator != 1:
             return [
-                "objective.name=replaced_token: the generator has another width than "
+                "replaced_token: the generator has another width than "
                 "the table it shares with the model, which needs "
                 f"config.arch.lm_head=transform instead of {arch.lm_head}, or "
                 "config.objective.generator=1"
@@ -97,10 +98,10 @@ class ReplacedToken(Objective):
         if self.phase != "discriminator" or its == arch:
             return []
         return [
-            "objective.phase=discriminator begins with the generator's weights: it "
-            f"must be as large as the model (width {its.width} and {its.layers} layers "
-            f"instead of {arch.width} and {arch.layers}): objective.generator=1, "
-            "objective.generator_layers=1"
+            "config.objective.phase=discriminator begins with the generator's weights: "
+            f"it must be as large as the model (width {its.width} and {its.layers} "
+            f"layers instead of {arch.width} and {arch.layers}): "
+            "config.objective.generator=1, config.objective.generator_layers=1"
         ]
 
     def begin(self, params: dict) -> dict:

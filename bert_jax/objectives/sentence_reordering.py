@@ -42,10 +42,7 @@ FIRST = np.cumsum(ORDERS) - ORDERS - 1  # class of so many parts
 class SentenceReordering(Pooled):
     name = "sentence_reordering"
     head = "reorder"
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return ("words",)
+    columns = ("words",)
 
     def problems(self, arch: Arch, rows: str) -> list[str]:
         problems = super().problems(arch, rows) + wrong_rows(self.name, rows, TEXTS)
@@ -59,7 +56,8 @@ class SentenceReordering(Pooled):
     def corrupt(self, keys: jax.Array, batch: Batch) -> Batch:
         """ids, words and types [B, S] as shown; adds first, targets and weights [B, G]
         of the first G examples of a row."""
-        slots = self.slots(batch["ids"].shape[1])
+        # As many as rows with labels have room for: see data/plans.py.
+        slots = max(8, batch["ids"].shape[1] // 16)
 
         def one_row(key, ids, words, group, positions):
             part, label = draw(key, words, group)

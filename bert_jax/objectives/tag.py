@@ -9,42 +9,11 @@ states beside that of the last layer.
 
 import dataclasses
 
-import jax
-import jax.numpy as jnp
-
-from bert_jax.objectives.base import Batch, Mean, Net, Objective, Terms, tokens_of
-from bert_jax.objectives.losses import correct, cross_entropy
+from bert_jax.objectives.labels import Labels
 
 
 @dataclasses.dataclass(frozen=True)
-class Tag(Objective):
+class Tag(Labels):
     name = "tag"
     heads = ("tag",)
-
-    columns = ("tags",)
-
-    order: str = "all"  # who sees whom: all | causal, as the model was pretrained
-
-    @property
-    def weights(self) -> dict[str, float]:
-        return {"tag_loss": 1.0}
-
-    def corrupt(self, keys: jax.Array, batch: Batch) -> Batch:
-        return batch
-
-    def counts(self, batch: Batch) -> dict[str, jax.Array]:
-        return {"tag_loss": (batch["tags"] >= 0).sum()}
-
-    def logits(self, net: Net, batch: Batch) -> jax.Array:
-        """[B, S, labels]"""
-        return net(tokens_of(batch, order=self.order), heads=self.heads)["tag"]
-
-    def terms(self, net: Net, batch: Batch, carry=None) -> Terms:
-        logits, there = self.logits(net, batch), batch["tags"] >= 0
-        tags = jnp.maximum(batch["tags"], 0)
-        return Terms(
-            {
-                "tag_loss": Mean.of(cross_entropy(logits, tags), there),
-                "tag_accuracy": Mean.of(correct(logits, tags), there),
-            }
-        )
+    column = "tags"

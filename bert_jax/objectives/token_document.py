@@ -24,28 +24,25 @@ from bert_jax.objectives.base import (
     Net,
     Objective,
     Terms,
+    means_of,
     tokens_of,
     wrong_rows,
     wrong_task,
 )
 from bert_jax.objectives.corrupt import edges_of_words
-from bert_jax.objectives.losses import correct, cross_entropy
 
 
 @dataclasses.dataclass(frozen=True)
 class TokenDocument(Objective):
     name = "token_document"
     heads = ("relation",)
+    columns = ("words",)
 
     task: int = 0  # what is added to every token of this task
 
     @property
     def weights(self) -> dict[str, float]:
         return {"token_document_loss": 1.0}
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return ("words",)
 
     def problems(self, arch: Arch, rows: str) -> list[str]:
         return wrong_task(self.task, arch) + wrong_rows(self.name, rows, TEXTS)
@@ -73,13 +70,9 @@ class TokenDocument(Objective):
         tokens = tokens_of(batch, task=self.task)
         logits = net(tokens, heads=self.heads)["relation"]
         targets, weights = batch["targets"], batch["weights"]
-        return Terms(
-            {
-                "token_document_loss": Mean.of(cross_entropy(logits, targets), weights),
-                "token_document_accuracy": Mean.of(correct(logits, targets), weights),
-                "token_document_share": Mean.of(targets, weights),
-            }
-        )
+        means = means_of(self.name, logits, targets, weights)
+        means["token_document_share"] = Mean.of(targets, weights)
+        return Terms(means)
 
 
 def halve(words: jax.Array, group: jax.Array) -> jax.Array:

@@ -28,8 +28,16 @@ from bert_jax.errors import InputError
 from bert_jax.models.arch import Arch
 from bert_jax.models.tokens import Tokens, rank_of
 from bert_jax.objectives import corrupt
-from bert_jax.objectives.base import Batch, Mean, Net, Objective, Terms, pair_means
-from bert_jax.objectives.losses import correct, cross_entropy
+from bert_jax.objectives.base import (
+    Batch,
+    Mean,
+    Net,
+    Objective,
+    Terms,
+    label_means,
+    means_of,
+)
+from bert_jax.objectives.losses import cross_entropy
 
 FORMS = ("bidirectional", "seq2seq", "left_to_right", "right_to_left")
 TYPES = ((0, 1), (4, 5), (2, 2), (3, 3))  # of part A and part B, in each form
@@ -67,8 +75,8 @@ class UniLM(Objective):
         if arch.types >= 6:
             return []
         return [
-            "objective.name=unilm tells its forms by six types: "
-            f"config.arch.types={arch.types} must be 6"
+            "unilm tells its forms by six types: config.arch.types="
+            f"{arch.types} must be at least 6"
         ]
 
     @property
@@ -91,16 +99,12 @@ class UniLM(Objective):
         also = {"next_sentence_loss": self.next_sentence} if self.pairs else {}
         return {"unilm_loss": 1.0, **also}
 
-    def slots(self, length: int) -> int:
-        """The most predictions in a row of that many tokens."""
-        return int(corrupt.budget(length, self.rate)[-1])
-
     def corrupt(self, keys: jax.Array, batch: Batch) -> Batch:
         """Adds form [B], rank [B, S], and where, targets, weights [B, P]; ids and types
         [B, S] are those of the form, next_sentence [B, G] is none elsewhere."""
         S = batch["ids"].shape[1]
         counts = corrupt.budget(S, self.rate)
-        slots = self.slots(S)
+        slots = int(counts[-1])
         below = np.cumsum(self.shares)[:-1].astype(np.float32)
 
         def one_row(key, ids, group):
@@ -144,17 +148,15 @@ class UniLM(Objective):
         first = batch["first"] if self.pairs else None
         out = net(tokens, where=batch["where"], first=first, heads=self.heads)
         targets, weights = batch["targets"], batch["weights"]
+        means = means_of(self.name, out["lm"], targets, weights)
         loss = cross_entropy(out["lm"], targets)
-        means = {
-            "unilm_loss": Mean.of(loss, weights),
-            "unilm_accuracy": Mean.of(correct(out["lm"], targets), weights),
-        }
         for number, form in enumerate(FORMS):
             if getattr(self, form):
                 its = weights * (batch["form"] == number)[:, None]
                 means[f"{form}_loss"] = Mean.of(loss, its)
         if self.pairs:
-            means |= pair_means(out[self.pair_head], batch["next_sentence"])
+            pairs = out[self.pair_head], batch["next_sentence"]
+            means |= label_means("next_sentence", *pairs)
         return Terms(means)
 
 

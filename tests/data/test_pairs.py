@@ -369,7 +369,7 @@ def test_distances_are_balanced():
 
 
 def electra_example(sentences, goal: int, length: int, rng) -> tuple[list, list]:
-    """SPECS 1.14 on lists: 10 % one part; else A to half of the target.
+    """ELECTRA's on lists: 10 % one part; else A to half of the target.
 
     A sentence goes to A if A is empty, if A stays under its target, or with
     probability 0.5 if it takes A over it; after the first one of B all go to B.

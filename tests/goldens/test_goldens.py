@@ -454,7 +454,7 @@ def test_unilm_in_numpy(form):
 
 
 def test_unilm_by_hand():
-    """[CLS] a b [SEP] c [SEP], the smallest row there is: SPECS 1.18's matrix."""
+    """[CLS] a b [SEP] c [SEP], the smallest row there is, by hand."""
     rows = {"real": np.ones((1, 6), bool), "starts": np.array([4])}
     by_hand = ["111100"] * 4 + ["111110", "111111"]
     found = [

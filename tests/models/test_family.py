@@ -303,7 +303,7 @@ def test_prefix_ranks_equal_bert_with_pairs():
     ids = rng.integers(1, arch.vocab_size, (B, S)).astype(np.int32)
     place = np.arange(S)
     types = np.where(place < prefix[:, None], 4, 5).astype(np.int32)
-    # SPECS: all of the prefix is seen; the rest sees the prefix and its own past.
+    # UniLM: all of the prefix is seen; the rest sees the prefix and its own past.
     sees = (place[None, None] < prefix[:, None, None]) | (
         (place[None, :, None] >= prefix[:, None, None])
         & (place[None, None] <= place[None, :, None])

@@ -10,6 +10,9 @@ import pytest
 from bert_jax.models.arch import Arch
 from bert_jax.models.model import Model, init_params
 from bert_jax.models.tokens import Tokens, remember
+from bert_jax.objectives.base import loss_of
+from bert_jax.objectives.permuted_lm import PermutedLM
+from bert_jax.step import Net, row_keys
 from tests.models.made import (
     GPT2,
     LONGFORMER,
@@ -24,6 +27,7 @@ from tests.models.made import (
     quick_jit,
     random_tokens,
 )
+from tests.objectives.made import SPECIAL, counting
 
 S = 9
 # Sums in another order: a few of the last of 24 bits.
@@ -41,11 +45,12 @@ MEMBERS = {
     "gpt2": GPT2,
     "nezha": NEZHA,
     "xlnet": XLNET,
+    "xlnet-pre": XLNET | dict(norm_place="pre"),
     "transformer-xl": TRANSFORMER_XL | dict(position_biases="shared"),
     "longformer": LONGFORMER,
 }
 SHARING = [name for name, choices in MEMBERS.items() if "share" in choices]
-REMEMBERING = ("xlnet", "transformer-xl")
+REMEMBERING = ("xlnet", "xlnet-pre", "transformer-xl")
 
 
 def arch_of(name: str, **changes) -> Arch:
@@ -150,6 +155,41 @@ def test_shapes_do_not_depend_on_the_walk(name: str):
         return jax.eval_shape(draw, jax.random.key(0))
 
     assert shapes(stack="scan:2", remat="full") == shapes()
+
+
+# Two streams, where norms stand before.
+
+
+def test_queries_end_in_the_final_norm():
+    """Of mean 0 and variance 1 where it scales by 1 and adds nothing, which no layer's
+    own output is; and what is predicted from them teaches it."""
+    arch = arch_of("xlnet-pre", norm_eps=1e-12)
+    params, tokens = drawn_params(arch, heads=("lm",)), tokens_of(arch)
+    plain_norm = {"scale": np.ones(arch.width), "bias": np.zeros(arch.width)}
+    params["stack"]["final_norm"] = plain_norm
+    of = PermutedLM(SPECIAL, partial=3)
+    rows = counting(2, S, turns=arch.vocab_size)
+    batch = of.corrupt(row_keys(jax.random.key(0), rows["row_id"]), rows)
+
+    @quick_jit
+    def compute(params):
+        where = jnp.array([[0, 3, 7], [1, 6, 2]])
+        ask = partial(Net(Model(arch), params), tokens, where=where, streams=2)
+
+        def loss(params):
+            return loss_of(of, of.terms(Net(Model(arch), params), batch).means)
+
+        found = ask()["query"], ask(capture=("query",))["query"]
+        return *found, jax.grad(loss)(params)["stack"]["final_norm"]
+
+    last, each, gradient = jax.device_get(compute(params))
+    np.testing.assert_allclose(last.mean(-1), 0, atol=1e-6)
+    np.testing.assert_allclose(last.var(-1), 1, rtol=1e-5)
+    assert (np.abs(each[:-1].var(-1) - 1) > 0.01).all()
+    assert len(each) == arch.layers + 1
+    np.testing.assert_allclose(each[-1], last, rtol=0, atol=1e-6)
+    for leaf in gradient.values():
+        assert np.abs(leaf).max() > 1e-3
 
 
 # Sharing.

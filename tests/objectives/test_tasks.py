@@ -18,6 +18,7 @@ from bert_jax.models.model import Model
 from bert_jax.objectives import OBJECTIVES
 from bert_jax.objectives.base import loss_of
 from bert_jax.objectives.capitalisation import Capitalisation
+from bert_jax.objectives.classify import Classify
 from bert_jax.objectives.discourse_relation import DiscourseRelation
 from bert_jax.objectives.ir_relevance import IRRelevance
 from bert_jax.objectives.losses import cross_entropy
@@ -250,6 +251,8 @@ def test_labels_that_the_head_has_not():
     )
     with pytest.raises(InputError, match="4 labels, l0, l1, l2, l3; its head has 3$"):
         TASKS[5].check_labels(names[:4], ARCH)
+    with pytest.raises(InputError, match=r"^classify: .* its head has 7"):
+        Classify().check_labels(names, ARCH)
 
 
 def write_relations(path: Path, count: int) -> tuple[Path, Path]:

@@ -466,5 +466,5 @@ def test_what_it_is_made_from(tiny_tokenizer):
     of = make_objective(shares, arch=member.arch, rows="full", **told)
     assert (of.seq2seq, of.next_sentence) == (0, 0)
     assert "rows=full have no part B: the form seq2seq is off" in said
-    with pytest.raises(InputError, match=r"config\.arch\.types=2 must be 6"):
+    with pytest.raises(InputError, match=r"config\.arch\.types=2 must be at least 6"):
         make_objective({}, arch=member.arch.but(types=2), rows="pair", **told)

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy import stats
 
 from bert_jax.data.prepare import prepare
 from bert_jax.data.rows import Rows
@@ -15,11 +16,12 @@ from bert_jax.objectives.masked_lm import MaskedLM
 from bert_jax.step import row_keys
 from tests.reference import QUICK
 
-STAGES = {  # SPECS 3.8
+STAGES = {  # ERNIE 1.0
     "basic": dict(choose="token"),
     "phrase": dict(choose="word", unit="phrases"),
     "entity": dict(choose="word", unit="entities"),
 }
+CONFIDENCE = 1e-4  # as in test_corrupt.py
 BRACKETS = (
     "[中央/n  人民/n  广播/vn  电台/n]nt  [改革/vn  开放/vn]l  。/w"  # it has none
 )
@@ -72,6 +74,31 @@ def hidden_by(tokenizer, batch: dict, **stage) -> np.ndarray:
     return np.concatenate(found)
 
 
+def units_hidden(
+    number: np.ndarray, candidates: np.ndarray, budget: np.ndarray, *, tries: int = 200
+) -> tuple[float, float]:
+    """The mean and the variance of how many units of [B, S] are hidden, by trying: they
+    come in any order, and each is taken that still fits."""
+    rng, mean, variance = np.random.default_rng(0), 0.0, 0.0
+    for numbers, there, most in zip(number, candidates, budget, strict=True):
+        units = []  # how many pieces, and whether it is one that counts
+        for n in np.unique(numbers[there]):
+            at = np.flatnonzero((numbers == n) & there)
+            parts = np.split(at, np.flatnonzero(np.diff(at) > 1) + 1)
+            whole = there[numbers == n].all()
+            units += [(len(part), whole) for part in parts]
+        counts = []
+        for _ in range(tries):
+            left, count = most, 0
+            for turn in rng.permutation(len(units)):
+                size, whole = units[turn]
+                if size <= left:
+                    left, count = left - size, count + whole
+            counts.append(count)
+        mean, variance = mean + np.mean(counts), variance + np.var(counts, ddof=1)
+    return mean, variance
+
+
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_stage_hides_its_units_whole(gold, stage):
     tokenizer, batch = gold
@@ -104,6 +131,13 @@ def test_a_stage_hides_its_units_whole(gold, stage):
         # 15 % of the pieces are about 15 % of the units: those that no longer fit are
         # passed over, and so short ones are hidden a little more often.
         assert whole[own] / units[own] == pytest.approx(0.15, abs=0.01)
+        B, tries = len(budget) // 8, 200
+        mean, variance = units_hidden(
+            batch[own], candidates[:B], budget[:B], tries=tries
+        )
+        spread = np.sqrt(8 * variance * (1 + 8 / tries))  # of draws, and of the trying
+        reach = stats.norm.isf(CONFIDENCE / 2) * spread
+        assert abs(whole[own] - 8 * mean) < reach < 0.0025 * units[own]
         assert chosen.sum() > 0.98 * budget.sum()
         other = {"phrases": "entities", "entities": "phrases"}[own]
         assert (

@@ -11,7 +11,7 @@ from scipy import stats
 from bert_jax.errors import InputError
 from bert_jax.models.heads import SPAN_WORDS
 from bert_jax.models.model import Model
-from bert_jax.objectives import corrupt
+from bert_jax.objectives import corrupt, unilm
 from bert_jax.objectives.base import loss_of
 from bert_jax.objectives.masked_lm import MaskedLM
 from bert_jax.step import Net, row_keys
@@ -94,9 +94,10 @@ def by_hand(key, candidates, words, count, *, lengths, merge) -> set[int]:
     return taken
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, "unilm"])
 def test_against_a_slow_oracle(kind: str):
-    lengths, merge = corrupt.LENGTHS[kind], kind == "span"
+    of_kind = corrupt.LENGTHS | {"unilm": unilm.LENGTHS}
+    lengths, merge = of_kind[kind], kind == "span"
     choose = jax.jit(corrupt.choose_words, static_argnames=("lengths", "merge"))
     batch = batch_of(40, seed=3)
     found = []
@@ -147,7 +148,7 @@ def test_words_of_one_piece_meet_the_budget():
 
 
 def test_lengths():
-    """SPECS 1.9 and 1.10."""
+    """ALBERT's, MacBERT's and SpanBERT's, as published."""
     mean = {
         k: sum(n * p for n, p in enumerate(v, 1)) for k, v in corrupt.LENGTHS.items()
     }

@@ -17,10 +17,14 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "books.txt").write_text(TEXT)
 
 
-def failure(*words):
-    with pytest.raises(SystemExit) as stop:
-        main(["tokenizer", "--out", "tok", *words, "books.txt"])
-    return str(stop.value)
+@pytest.fixture
+def failure(capsys):
+    def told(*words) -> str:
+        with pytest.raises(SystemExit):
+            main(["tokenizer", "--out", "tok", *words, "books.txt"])
+        return capsys.readouterr().err
+
+    return told
 
 
 @pytest.mark.parametrize(
@@ -64,7 +68,7 @@ def test_trains(words, kind, style, size, capsys):
         ("--kind bpe --vocab_size 9999", "vocab_size=9999 is too large"),
     ],
 )
-def test_refuses(words, message, tmp_path):
+def test_refuses(failure, words, message, tmp_path):
     assert message in failure(*words.split())
     assert not (tmp_path / "tok").exists()
 

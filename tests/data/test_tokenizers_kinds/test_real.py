@@ -131,4 +131,4 @@ def test_what_transformers_makes_of_it(shared_data, real_texts, tmp_path, name):
         )
     assert all(counts[where][0] <= most for where, most in DIFFERING[name].items())
     if name != "t5":
-        assert counts["en_books"][1] > 1000  # SPECS 1.4: what we do not do
+        assert counts["en_books"][1] > 1000  # what we do not do
