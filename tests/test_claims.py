@@ -18,13 +18,13 @@ def pairs(folder):
 
 @pytest.mark.slow
 def test_order_teaches_next_sentences_but_not_the_other_way_round(pairs):
-    """ALBERT, table 5: 78.9 % one way, 52.0 % the other; here one who goes by the order
-    alone can be right about 75 %."""
+    """ALBERT, table 5: 78.9 % one way, 52.0 % the other. Who compares how late A and B
+    are can reach 75 %, who goes by the seam alone 91.7 %; three seeds gave 86 to 87."""
     accuracy = {name: score["accuracy"] for name, score in pairs.items()}
     assert accuracy["pair asked pair"] > 0.9
-    assert accuracy["order asked order"] > 0.85
+    assert accuracy["order asked order"] > 0.95
     assert abs(accuracy["pair asked order"] - 0.5) < 0.05
-    assert accuracy["order asked pair"] > 0.65
+    assert accuracy["order asked pair"] > 0.8
 
 
 @pytest.mark.slow
