@@ -7,9 +7,8 @@ import shlex
 import sys
 import warnings
 from pathlib import Path
-from typing import NoReturn
 
-from bert_jax.errors import InputError, InputWarning
+from bert_jax.errors import InputError, InputWarning, fail
 
 # name: (one line, example); add_NAME and run_NAME are below.
 COMMANDS = {
@@ -162,12 +161,6 @@ def main(argv: list[str] | None = None) -> None:
         if not type(error).__module__.endswith("framework.errors_impl"):
             raise
         fail(error.message)
-
-
-def fail(message: object) -> NoReturn:
-    """In one write: `sys.exit(text)` takes two, and threads that log come between."""
-    sys.stderr.write(f"error: {message}\n")
-    sys.exit(1)
 
 
 def use_compilation_cache() -> None:

@@ -5,7 +5,9 @@ without a traceback and exits with status 1.
 """
 
 import difflib
+import sys
 from collections.abc import Iterable
+from typing import NoReturn
 
 
 class InputError(ValueError):
@@ -27,3 +29,10 @@ def unknown(what: str, name: str, choices: Iterable[str]) -> str:
     hint = f" Did you mean {' or '.join(near)}?" if near else ""
     listed = ", ".join(choices) if len(choices) <= 40 else f"{len(choices)} choices"
     return f"unknown {what} {name!r}.{hint} Valid: {listed}"
+
+
+def fail(message: object) -> NoReturn:
+    """Ends the process. In one write: `sys.exit(text)` takes two, and threads that log
+    come between."""
+    sys.stderr.write(f"error: {message}\n")
+    sys.exit(1)

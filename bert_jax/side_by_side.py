@@ -17,7 +17,7 @@ from itertools import starmap
 from multiprocessing.connection import wait
 from pathlib import Path
 
-from bert_jax.errors import InputError
+from bert_jax.errors import InputError, fail
 from bert_jax.interrupt import Interrupt
 
 PR_SET_PDEATHSIG = 1  # of Linux's prctl
@@ -100,7 +100,7 @@ def do(work: Callable[..., bool], told: tuple, log: Path, parent: int) -> None:
     try:
         finished = work(*told)
     except InputError as error:
-        sys.exit(f"error: {error}")
+        fail(error)
     except Exception:
         traceback.print_exc()
         sys.exit(1)
