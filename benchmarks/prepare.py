@@ -191,6 +191,13 @@ def memory_of(pid: int) -> int:
     return total
 
 
+def own_peak() -> int:
+    """The most resident bytes that this process ever had: one that is done between two
+    looks at its memory was never seen from outside."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * int(next(x for x in lines if x.startswith("VmHWM")).split()[1])
+
+
 def run(name: str, text: Path, vocab: str) -> dict:
     """One contender in a new process: seconds, peak memory, bytes on disk."""
     with tempfile.TemporaryDirectory() as out:
@@ -206,7 +213,8 @@ def run(name: str, text: Path, vocab: str) -> dict:
             time.sleep(0.2)
         if process.returncode:
             raise SystemExit(f"{name} failed")
-        seconds = float(process.stdout.read().split()[-1])
+        *_, seconds, own = process.stdout.read().split()
+        seconds, peak = float(seconds), max(peak, int(own))
         disk = sum(p.stat().st_size for p in Path(out).rglob("*") if p.is_file())
     size = text.stat().st_size
     return {
@@ -253,7 +261,7 @@ def main() -> None:
         name, out = args.worker
         begin = time.perf_counter()
         globals()[name](Path(args.text), args.vocab, Path(out))
-        print(time.perf_counter() - begin)
+        print(time.perf_counter() - begin, own_peak())
         return
     results: dict[str, dict] = {}
     with tempfile.TemporaryDirectory() as folder:

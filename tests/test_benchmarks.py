@@ -111,5 +111,5 @@ def test_prepare(tiny_tokenizer, tmp_path):
     assert list(report) == ["ours", "tokenizer", "classic"]
     for found in report.values():
         assert found["megabytes_per_s"] > 0
-        assert found["peak_megabytes"] > 1
+        assert found["peak_megabytes"] > 10  # Python alone has that
     assert report["classic"]["disk_share"] > report["ours"]["disk_share"] > 0
