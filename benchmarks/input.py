@@ -81,10 +81,11 @@ def batches(rows: Rows, batch: int, start: int):
 
 def tiny_step(length: int, batch: int) -> float:
     """Tokens a second of a BERT-tiny training step on these cores."""
-    from benchmarks.train_step import SIZES, S, our_step
+    from benchmarks.ours import our_step
+    from benchmarks.sizes import S, Size
 
-    SIZES["tiny"] = ("bert-tiny", batch * length // S)
-    step, _ = our_step("tiny")
+    tiny = Size("bert-tiny", batch * length // S)
+    step, _ = our_step(tiny)
     for _ in range(3):
         step()
     times = []
@@ -92,7 +93,7 @@ def tiny_step(length: int, batch: int) -> float:
         begin = time.perf_counter()
         step()
         times.append(time.perf_counter() - begin)
-    return SIZES["tiny"][1] * S / min(times)
+    return tiny.batch * S / min(times)
 
 
 def main() -> None:

@@ -1,6 +1,7 @@
 """The `bert_jax` command: sub-commands parse and call, nothing else."""
 
 import argparse
+import contextlib
 import json
 import os
 import shlex
@@ -9,6 +10,7 @@ import warnings
 from pathlib import Path
 
 from bert_jax.errors import InputError, InputWarning, fail
+from bert_jax.tpu import with_deep_stacks
 
 # name: (one line, example); add_NAME and run_NAME are below.
 COMMANDS = {
@@ -52,6 +54,12 @@ COMMANDS = {
         "write a Hugging Face directory, checked against PyTorch",
         "bert_jax export runs/tiny exported --step 1000",
     ),
+    "compile": (
+        "tell whether a run fits a TPU pod, and how fast it may be, without a TPU",
+        "bert_jax compile --config pretrain:bert-large-uncased --topology v5e:4x4 \\\n"
+        "      --config.batch=512 --config.arch.stack=scan"
+        "\n  bert_jax compile --config pretrain:gpt2 --topology v4:2x2x2 --find-batch",
+    ),
     "presets": (
         "list the family, or show one member",
         "bert_jax presets bert-base-uncased --json",
@@ -82,6 +90,10 @@ Any field of the config is set by --config.FIELD=VALUE:
   accumulate  parts in which a batch is scored, one after the other: less memory
   copies      0: what is hidden is drawn anew at every step; k: k fixed ways a row
   nonfinite   stop | skip: what a gradient that is no number does
+  spike       say | stop: what a loss far above those before it does
+  stall_after seconds without a batch, or on several hosts without a finished step,
+              that end the run with the code 75; 0: never. More than it takes to
+              compile a step and to read or write a checkpoint
   stages      lengths, rates and objectives one after the other, each for its steps:
               "({'steps': 900, 'length': 128}, {'steps': 100, 'length': 512}),"
   tasks       what stages may mix: bert_jax/course.py
@@ -93,10 +105,31 @@ Any field of the config is set by --config.FIELD=VALUE:
   objective.* name (the preset's, or another one), and its hyper-parameters, which
               stand in bert_jax/objectives/NAME.py and in `bert_jax presets PRESET`
   arch.*      layers, width, heads, inner, dropout, stack, remat, ...
+  mesh.*      data (rows), fsdp (rows, and parameters split), tensor (heads, inner
+              units, vocabulary): devices along each, -1: all that are left; slices
   eval.*      data (held-out corpus), every (0: at the end only), rows (spread over
               the corpus; 0: all)
-  log_every, save_every, keep
-Ctrl-C and SIGTERM save and exit; the same command goes on from there.""",
+  log_every, save_every, keep (checkpoints; they are written while training goes on)
+Ctrl-C and SIGTERM save and exit, with the code 130 and 75; the same command goes on
+from there.
+
+On several hosts (a TPU pod) start the same command on each, with its own --host, and
+with a --workdir in a folder that all share:
+  bert_jax train ... --hosts a,b,c --host 0     on a; --host 1 on b, --host 2 on c
+They first meet at --port of host 0. A host that does not come, that has other
+versions, another config or other data ends the run on all of them, with a text that
+names it. A signal to one stops all after the same step; if one dies the others end with
+the code 75: start the same command again on all of them.""",
+    "compile": """
+
+Compiles the very step that `bert_jax train` would run with the same --config and
+--config.FIELD=VALUE, by the TPU compiler, which needs no TPU (pip install
+'bert_jax[tpu]'). Tells the bytes of a chip's memory that it takes, or by how much it
+does not fit (then the exit code is 1), FLOPs, what chips tell each other, and by the
+compiler's own estimates, which are not measurements, how long it takes and in which
+modules. No array is made and no corpus is needed: without config.data the vocabulary
+is the preset's. dtype auto is bfloat16, as on a TPU. A deep model compiles much
+faster with --config.arch.stack=scan.""",
     "compare": """
 
 One command makes a vocabulary and a corpus from raw text, pretrains each entry of the
@@ -112,6 +145,8 @@ curves.png and report.html after every run. Any field of the config is set by
   shared.*     what all entries are told, as of `bert_jax train`: shared.length, ...
 Entries are in the config file. Killed, the same command goes on.""",
 }
+NOTHING_TO_CACHE = ("tokenizer", "prepare", "similar", "presets", "compile")
+TAKE_MORE = ("train", "prepare", "compare", "compile")  # arguments that they read
 INPUT = (
     "text file or glob (.txt, .jsonl, also .gz and .xz; a blank line between "
     "documents, or one JSON object with `text` a line), tfds:NAME[/CONFIG][:SPLIT], "
@@ -121,6 +156,7 @@ WORDS = (
     "where words begin: as the tokenizer's pieces say (default); for Chinese set apart "
     "by spaces, with tags (word/POS), or found by jieba"
 )
+CONFIG = "pretrain:PRESET, or a config file, configs/pretrain.py:PRESET"
 MODEL = "training workdir or Hugging Face directory"
 
 
@@ -135,13 +171,15 @@ def main(argv: list[str] | None = None) -> None:
     """Runs one command; an `InputError` is printed without a traceback."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")  # it announces itself
+    os.environ["LIBTPU_INIT_ARGS"] = with_deep_stacks()  # read when jax is imported
     arguments, rest = parser().parse_known_args(argv)
+    arguments.argv = sys.argv[1:] if argv is None else argv
     warnings.formatwarning = format_warning
     try:
         arguments.rest = rest
-        if rest and arguments.command not in ("train", "prepare", "compare"):
+        if rest and arguments.command not in TAKE_MORE:
             raise InputError(f"unknown arguments {' '.join(rest)}; see --help")
-        if arguments.command not in ("tokenizer", "prepare", "similar", "presets"):
+        if arguments.command not in NOTHING_TO_CACHE:
             use_compilation_cache()
         arguments.run(arguments)
     except InputError as error:
@@ -164,12 +202,33 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def use_compilation_cache() -> None:
-    """What was compiled once is not compiled again, also by the next process."""
+    """What was compiled once is not compiled again, also by the next process.
+
+    JAX's own variables go before: JAX_COMPILATION_CACHE_DIR is another folder,
+    JAX_ENABLE_COMPILATION_CACHE=false compiles all anew.
+    """
     import jax
 
+    from bert_jax.bucket import is_bucket
     from bert_jax.whole import cache_folder
 
-    jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "xla"))
+    if jax.config.jax_compilation_cache_dir is None:
+        jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "xla"))
+    # Unless told, JAX keeps only what took a second: not what is compiled by the dozen.
+    if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    folder = jax.config.jax_compilation_cache_dir
+    if not folder or not jax.config.jax_enable_compilation_cache or is_bucket(folder):
+        return
+    with contextlib.suppress(OSError):
+        os.makedirs(folder, exist_ok=True)
+    if not os.access(folder, os.W_OK):
+        jax.config.update("jax_compilation_cache_dir", None)
+        text = (
+            f"{folder} cannot be written: the next start compiles all of this again. "
+            "JAX_COMPILATION_CACHE_DIR may name another folder"
+        )
+        warnings.warn(text, InputWarning, stacklevel=2)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -399,26 +458,139 @@ def run_similar(arguments) -> None:
 
 
 def add_train(options: argparse.ArgumentParser) -> None:
-    options.add_argument(
-        "--config",
-        required=True,
-        metavar="NAME:PRESET",
-        help="pretrain:PRESET, or a config file, configs/pretrain.py:PRESET",
-    )
+    options.add_argument("--config", required=True, metavar="NAME:PRESET", help=CONFIG)
     options.add_argument("--workdir", required=True, help="folder of the run")
+    told = os.environ.get
+    options.add_argument(
+        "--hosts",
+        default=told("BERT_JAX_HOSTS"),
+        metavar="NAME0,NAME1,...",
+        help="of a run on several hosts, or $BERT_JAX_HOSTS",
+    )
+    options.add_argument(
+        "--host",
+        default=told("BERT_JAX_HOST"),
+        metavar="INDEX",
+        help="which of them this one is, from 0, or $BERT_JAX_HOST",
+    )
+    options.add_argument(
+        "--port",
+        default=told("BERT_JAX_PORT"),
+        help="of host 0, and the one after it, or $BERT_JAX_PORT; default: 8476",
+    )
+    options.add_argument(
+        "--meet_within",
+        default=told("BERT_JAX_MEET_WITHIN"),
+        metavar="SECONDS",
+        help="for the others, or $BERT_JAX_MEET_WITHIN; default: 300",
+    )
 
 
 def run_train(arguments) -> None:
     from bert_jax.config import load_config, override, resolve
+    from bert_jax.meeting import excused
     from bert_jax.train import train
 
-    config = load_config(arguments.config)
-    override(config, read_overrides(arguments.rest))
-    result = train(resolve(config), arguments.workdir)
-    if result["finished"]:
+    hosts = read_hosts(arguments)
+    with excused(hosts):
+        config = load_config(arguments.config)
+        override(config, read_overrides(arguments.rest))
+        run = resolve(config)
+    result = train(run, arguments.workdir, hosts=hosts)
+    if result["finished"] and (hosts is None or hosts.index == 0):
         print(f"the last loss is {result['train']['loss']:.4g}; all are in ", end="")
         print(f"{arguments.workdir}/metrics.jsonl, drawn in loss.png")
         print(f"next: bert_jax export {arguments.workdir} OUT")
+    if result["code"]:
+        sys.exit(result["code"])
+
+
+def read_hosts(arguments):
+    """None where this process is the only one."""
+    from bert_jax.meeting import Hosts
+
+    if not arguments.hosts:
+        if arguments.host:
+            raise InputError("--host needs --hosts: the names of all hosts")
+        return None
+    if arguments.host is None:
+        raise InputError("--hosts needs --host: which of them this one is, from 0")
+    values, problems = {}, []
+    for field, name, kind in (
+        ("index", "host", int),
+        ("port", "port", int),
+        ("meet_within", "meet_within", float),
+    ):
+        text = getattr(arguments, name)
+        try:
+            values |= {} if text is None else {field: kind(text)}
+        except ValueError:
+            problems.append(f"--{name} {text} is no number")
+    if problems:
+        raise InputError("\n".join(problems))
+    names = tuple(name.strip() for name in arguments.hosts.split(","))
+    hosts = Hosts(names, **values)
+    return hosts if len(names) > 1 else None
+
+
+def add_compile(options: argparse.ArgumentParser) -> None:
+    options.add_argument("--config", required=True, metavar="NAME:PRESET", help=CONFIG)
+    options.add_argument(
+        "--topology",
+        required=True,
+        metavar="KIND:SHAPE",
+        help="v5e:4x4, v6e:16x16, v4:2x2x2, v5p:4x4x4, ...: kind of chip, and chips "
+        "along each dimension of its network",
+    )
+    options.add_argument(
+        "--find-batch",
+        action="store_true",
+        help="find the largest config.batch that fits, by compiling several",
+    )
+    options.add_argument(
+        "--first",
+        action="store_true",
+        help="where stages or tasks have steps of their own: only the first one",
+    )
+    options.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run_compile(arguments) -> None:
+    from bert_jax.tpu import Topology, check_compiler, in_own_process
+
+    topology = Topology.parse(arguments.topology)
+    check_compiler()
+    if in_own_process(topology, arguments.argv):
+        compile_step(arguments, topology)
+
+
+def compile_step(arguments, topology) -> None:
+    from bert_jax.config import load_config, override, resolve
+    from bert_jax.preflight import NO_DATA, find_batch, preflight
+    from bert_jax.preflight_text import describe, describe_batch
+
+    config = load_config(arguments.config)
+    config.data = config.data or NO_DATA
+    override(config, read_overrides(arguments.rest))
+    run = resolve(config)
+
+    def say(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    if arguments.find_batch:
+        report, too_many = find_batch(run, topology, say=say)
+        found = report.as_dict() | {"does_not_fit": too_many}
+        print(json.dumps(found) if arguments.json else describe_batch(report, too_many))
+        return
+    reports = []
+    for report in preflight(run, topology, first=arguments.first, say=say):
+        reports.append(report)
+        if not arguments.json:
+            print(describe(report), flush=True)
+    if arguments.json:
+        print(json.dumps([report.as_dict() for report in reports]))
+    if not all(report.fits for report in reports):
+        sys.exit(1)
 
 
 def read_overrides(words: list[str]) -> dict[str, str]:

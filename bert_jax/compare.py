@@ -16,7 +16,8 @@ each of several seeds.
     DIR/results.json, table.md, curves.png, report.html
 
 Killed at any moment, the same command goes on; results.json is the same, bit for bit
-(with as many workers: sums over fewer cores are added up in another order).
+(with as many workers: sums over fewer cores are added up in another order, which is
+told).
 """
 
 import dataclasses
@@ -111,7 +112,7 @@ def compare(
     find_sources([*inputs, *(f"{comparison.data}/{n}" for n in comparison.held_out)])
     check_layers(comparison, runs)
     with locked(workdir):
-        told = dataclasses.asdict(comparison)
+        told = {**dataclasses.asdict(comparison), "workers": workers}
         claim(workdir, told)
         tokenizer = make_tokenizer(comparison, inputs, workdir / "tokenizer")
         tasks = read_tasks(comparison, tokenizer)
@@ -164,8 +165,15 @@ def claim(workdir: Path, told: dict) -> None:
             "an older version; use another --workdir"
         )
     names = {*before, *now} - {"data"} if begun else {*CORPUS}  # data may have moved
+    names.discard("workers")  # which change last digits alone
     if "made" not in now:
         names.discard("made")
+        had, have = (side.get("workers") for side in (before, now))
+        if begun and had and have and had != have:
+            print(
+                f"begun with --workers {had}, now it is {have}: sums over another "
+                "number of cores differ in their last digits, and so may results"
+            )
     a, b = (
         dict(flatten({name: side[name] for name in sorted(names & {*side})}))
         for side in (by_name(before), by_name(now))

@@ -21,13 +21,18 @@ from bert_jax.models.arch import Arch
 from bert_jax.objectives import OBJECTIVES
 from bert_jax.optim import Optim
 from bert_jax.presets import preset
+from bert_jax.sharding import Axes
 
 DTYPES = ("auto", "float32", "bfloat16")
 NONFINITE = ("stop", "skip")
+SPIKE = ("say", "stop")
 # Fields of an objective that the tokenizer, the preset and the corpus decide.
 DECIDED = ("vocab_size", "mask_id", "special_ids", "pair_head", "small", "table")
-# Fields that change what a run reports or keeps, never what it computes.
-FREE = ("log_every", "save_every", "keep", "eval", "data", "init")
+# Fields that change what a run reports or keeps, or where, never what it computes.
+FREE = (
+    *("log_every", "save_every", "keep", "eval", "data", "init", "mesh"),
+    *("spike", "stall_after"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +40,9 @@ class Eval:
     data: str = ""  # corpus of held-out text; "" = no evaluation
     every: int = 1000  # steps between evaluations; there is always one at the end
     rows: int = 1024  # rows scored, spread over the text; 0 = all
+
+
+PARTS = {"arch": Arch, "optim": Optim, "eval": Eval, "mesh": Axes}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,8 +71,11 @@ class Run:
     accumulate: int = 1  # parts a batch is scored in, one after the other
     copies: int = 0  # ways a row is corrupted, always the same; 0 = anew at each step
     nonfinite: str = "stop"  # stop | skip: what follows a gradient that is no number
+    spike: str = "say"  # say | stop: what follows a loss that stands out (spikes.py)
     stages: tuple = ()  # course.py
     tasks: tuple = ()  # course.py
+    mesh: Axes = dataclasses.field(default_factory=Axes)  # what lies on which devices
+    stall_after: float = 1800.0  # seconds without a batch or a step; 0 = never
 
     def __post_init__(self):
         for field in ("stages", "tasks"):  # lists, where they come from JSON
@@ -86,10 +97,14 @@ class Run:
                 problems.append(f"config.eval.{name} is negative")
         if not 0 <= self.seed < 2**32:
             problems.append(f"config.seed={self.seed} must be in 0..{2**32 - 1}")
+        if not self.stall_after >= 0:
+            problems.append(f"config.stall_after={self.stall_after} is negative")
         if self.copies < 0:
             problems.append(f"config.copies={self.copies} is negative")
         if self.nonfinite not in NONFINITE:
             problems.append(unknown("config.nonfinite", self.nonfinite, NONFINITE))
+        if self.spike not in SPIKE:
+            problems.append(unknown("config.spike", self.spike, SPIKE))
         if self.accumulate > 1 and self.batch % self.accumulate:
             problems.append(
                 f"config.batch={self.batch} does not divide into "
@@ -148,8 +163,11 @@ def from_preset(name: str) -> ConfigDict:
             "accumulate": 1,
             "copies": 0,
             "nonfinite": "stop",
+            "spike": "say",
             "stages": (),
             "tasks": (),
+            "mesh": dataclasses.asdict(Axes()),
+            "stall_after": 1800.0,
         }
     )
 
@@ -266,8 +284,7 @@ def resolve(config: ConfigDict) -> Run:
     missing = sorted(fields - set(given))
     if missing:
         problems.append(f"the config lacks the fields {', '.join(missing)}")
-    parts = {"arch": Arch, "optim": Optim, "eval": Eval}
-    for name, kind in parts.items():
+    for name, kind in PARTS.items():
         valid = {field.name for field in dataclasses.fields(kind)}
         problems += [
             unknown("config field", f"{name}.{field}", [f"{name}.{v}" for v in valid])
@@ -275,7 +292,7 @@ def resolve(config: ConfigDict) -> Run:
         ]
     if problems:
         raise InputError("\n".join(problems))
-    given |= {name: kind(**given[name]) for name, kind in parts.items()}
+    given |= {name: kind(**given[name]) for name, kind in PARTS.items()}
     return Run(**given)
 
 
@@ -288,8 +305,8 @@ def moved(config):
 
 def run_of(config: dict) -> Run:
     """The run that a workdir tells of."""
-    parts = {"arch": Arch, "optim": Optim, "eval": Eval}
-    return Run(**config | {name: kind(**config[name]) for name, kind in parts.items()})
+    parts = {n: kind(**config[n]) for n, kind in PARTS.items() if n in config}
+    return Run(**config | parts)
 
 
 def differences(old: dict, new: dict) -> list[str]:
@@ -310,3 +327,15 @@ def differences(old: dict, new: dict) -> list[str]:
         for name in sorted({*before, *after})
         if before.get(name) != after.get(name)
     ]
+
+
+def unlike(before: dict, about: dict) -> list[str]:
+    """What one run.json says of another computation than this one."""
+    problems = differences(before["config"], about["config"])
+    same = before["corpus"] == about["corpus"]
+    if not same or before.get("others", []) != about.get("others", []):
+        problems.append(
+            f"data: {before['config']['data']} then and {about['config']['data']} "
+            "now hold other text or another tokenizer"
+        )
+    return problems

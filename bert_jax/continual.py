@@ -12,6 +12,7 @@ is shared; a step trains one task (course.py says which), and its head alone.
 """
 
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 
 import jax
 
@@ -42,19 +43,31 @@ def spread(budget: Mapping[str, int]) -> tuple[dict, ...]:
 
 
 def train_own_heads(step: Callable, heads: Collection[str]) -> Callable:
-    """A training step that leaves all heads but these as they were: parameters, and
-    what the optimizer holds of them. Else weight decay and the momentum of earlier
-    steps would move the heads of tasks that this step does not train."""
-    others = set(HEADS) - {head.rpartition("/")[2] for head in heads}
+    """A training step that leaves all heads but these as they were, and every further
+    tower that none of them stands on: parameters, and what the optimizer holds of them.
+    Else weight decay and the momentum of earlier steps would move what belongs to tasks
+    that this step does not train. `generator/lm` is a head of a tower, and another one
+    than the model's own `lm`; the model's own body belongs to all tasks."""
+    own = {(head.rpartition("/")[0], head.rpartition("/")[2]) for head in heads}
+    trained = {"", *(tower for tower, _ in own)}
 
-    def choose(path, before: jax.Array, after: jax.Array) -> jax.Array:
-        return before if others & {getattr(part, "key", "") for part in path} else after
+    def is_own(path, towers: Collection[str]) -> bool:
+        # A number in it is the optimizer's, not the name of a part.
+        keys = (getattr(part, "key", None) for part in path)
+        first, *rest = (*(key for key in keys if isinstance(key, str)), "", "")
+        tower, part = (first, rest[0]) if first in towers else ("", first)
+        return tower in trained and (part not in HEADS or (tower, part) in own)
+
+    def choose(towers, path, before: jax.Array, after: jax.Array) -> jax.Array:
+        return after if is_own(path, towers) else before
 
     def own_step(state, batch):
         new, means = step(state, batch)
+        # A tower has a stack of its own; of the model's own one there are the layers.
+        towers = {name for name, part in state.params.items() if "stack" in part}
         kept = {
             field: jax.tree_util.tree_map_with_path(
-                choose, getattr(state, field), getattr(new, field)
+                partial(choose, towers), getattr(state, field), getattr(new, field)
             )
             for field in ("params", "opt_state")
         }

@@ -9,7 +9,7 @@ from bert_jax.config import load_config, override, resolve
 from bert_jax.convert.hf import check_export, export_model
 from bert_jax.data.prepare import prepare
 from bert_jax.data.text import documents
-from bert_jax.data.tokenizers import load_tokenizer, train_wordpiece
+from bert_jax.data.tokenizers import Tokenizer, load_tokenizer, train_wordpiece
 from bert_jax.fill import fill
 from bert_jax.model_dir import load
 from bert_jax.train import train
@@ -48,19 +48,7 @@ def demo(workdir: Path) -> None:
         print(f"the demo in {workdir} is finished")
         print(describe(json.loads(report.read_text()), workdir))
         return
-    tokenizer_dir, corpus = workdir / "tokenizer", workdir / "corpus"
-    if not tokenizer_dir.is_dir():
-        print("1. a WordPiece vocabulary from the documentation in this Python")
-        with whole_folder(tokenizer_dir) as scratch:
-            texts = (document.text for document in documents(["pydocs:train"]))
-            bars = sys.stderr.isatty()  # elsewhere they are empty lines
-            tokenizer = train_wordpiece(texts, vocab_size=VOCAB, progress=bars)
-            tokenizer.save(scratch)
-    tokenizer = load_tokenizer(tokenizer_dir)
-    print("2. the corpus, tokenised once")
-    for split in ("train", "valid"):
-        if not (corpus / split).is_dir():
-            prepare([f"pydocs:{split}"], tokenizer=tokenizer, out=corpus / split)
+    tokenizer, corpus = make_data(workdir)
 
     print("3. pretraining: masked LM; about three minutes on two cores")
     config = load_config("pretrain:bert-tiny")
@@ -68,7 +56,7 @@ def demo(workdir: Path) -> None:
     override(config, {**SETTINGS, **data})
     result = train(resolve(config), workdir)
     if not result["finished"]:
-        return
+        sys.exit(result["code"])
 
     print("4. blanks")
     model = load(workdir)
@@ -99,6 +87,24 @@ def demo(workdir: Path) -> None:
     }
     write_text(report, json.dumps(scores, indent=2) + "\n")
     print(describe(scores, workdir))
+
+
+def make_data(workdir: Path) -> tuple[Tokenizer, Path]:
+    """The tokenizer, and the folder of the two corpora; what is there is kept."""
+    tokenizer_dir, corpus = workdir / "tokenizer", workdir / "corpus"
+    if not tokenizer_dir.is_dir():
+        print("1. a WordPiece vocabulary from the documentation in this Python")
+        with whole_folder(tokenizer_dir) as scratch:
+            texts = (document.text for document in documents(["pydocs:train"]))
+            bars = sys.stderr.isatty()  # elsewhere they are empty lines
+            tokenizer = train_wordpiece(texts, vocab_size=VOCAB, progress=bars)
+            tokenizer.save(scratch)
+    tokenizer = load_tokenizer(tokenizer_dir)
+    print("2. the corpus, tokenised once")
+    for split in ("train", "valid"):
+        if not (corpus / split).is_dir():
+            prepare([f"pydocs:{split}"], tokenizer=tokenizer, out=corpus / split)
+    return tokenizer, corpus
 
 
 def describe(scores: dict, workdir: Path) -> str:

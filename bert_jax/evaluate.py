@@ -13,7 +13,7 @@ from bert_jax.evaluators.held_out import HeldOut
 from bert_jax.model_dir import load, read_run
 from bert_jax.models.model import Model
 from bert_jax.objective import check_rows, make_objective
-from bert_jax.sharding import make_mesh, own_rows, replicated
+from bert_jax.sharding import make_mesh, replicated
 
 
 def evaluate(
@@ -53,7 +53,6 @@ def evaluate(
     found = Rows(corpus, kind, length, trained.get("across", "attend"), seed=0)
     total = len(found) if count is None else min(count, len(found))
     batch = min(batch, -(-total // mesh.size) * mesh.size)  # no more than is needed
-    own_rows(mesh, batch, field="batch")
     hyper = objective_fields(model.preset.objective)
     hyper = dict(trained.get("objective", hyper))
     if model.preset.pair_head not in model.heads and "next_sentence" in hyper:

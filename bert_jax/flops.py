@@ -26,18 +26,14 @@ from bert_jax.step import Net
 def step_flops(model: Model, objective: Objective, *, batch: int, length: int) -> float:
     """Of the loss and its gradient on `batch` rows of `length` tokens, one example a
     row where there are pairs."""
-    plain = [(name, arch.but(remat="none")) for name, arch in model.towers]
-    model = Model(model.arch.but(remat="none"), model.dtype, tuple(plain))
+
+    def plain(arch):
+        return arch.definition.but(remat="none")
+
+    towers = tuple((name, plain(arch)) for name, arch in model.towers)
+    model = Model(plain(model.arch), model.dtype, towers)
     params = param_shapes(model.arch, heads=objective.heads, towers=model.towers)
-    rows = dict.fromkeys(("ids", "types", "positions", "group", "words"), (length,))
-    rows |= dict.fromkeys(objective.columns, (length,))
-    rows |= {"row_id": (), "epoch": (), "continues": ()}
-    rows |= {"first": (1,), "next_sentence": (1,)}
-    rows |= {"label": (1,), "tags": (length,)}
-    clean = {
-        name: jax.ShapeDtypeStruct((batch, *shape), jnp.int32)
-        for name, shape in rows.items()
-    }
+    clean = clean_batch(objective, batch=batch, length=length)
 
     def loss(params, clean):
         keys = jax.vmap(jax.random.key)(clean["row_id"])
@@ -47,6 +43,21 @@ def step_flops(model: Model, objective: Objective, *, batch: int, length: int) -
         return loss_of(objective, terms.means)
 
     return float(count(jax.make_jaxpr(jax.grad(loss))(params, clean).jaxpr))
+
+
+def clean_batch(
+    objective: Objective, *, batch: int, length: int
+) -> dict[str, jax.ShapeDtypeStruct]:
+    """Every column that an objective may read of a batch, as shapes."""
+    rows = dict.fromkeys(("ids", "types", "positions", "group", "words"), (length,))
+    rows |= dict.fromkeys(objective.columns, (length,))
+    rows |= {"row_id": (), "epoch": (), "continues": ()}
+    rows |= {"first": (1,), "next_sentence": (1,)}
+    rows |= {"label": (1,), "tags": (length,)}
+    return {
+        name: jax.ShapeDtypeStruct((batch, *shape), jnp.int32)
+        for name, shape in rows.items()
+    }
 
 
 def count(jaxpr: core.Jaxpr) -> int:

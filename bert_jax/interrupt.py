@@ -3,12 +3,22 @@
 import signal
 import threading
 
+AGAIN = 75  # EX_TEMPFAIL of sysexits.h: start me again, I go on from where I was
+
+
+def exit_code(number: int) -> int:
+    """Of a process that saved and ended for a signal. After Ctrl-C that of a shell:
+    whoever pressed it does not want it started again."""
+    return 130 if number == signal.SIGINT else AGAIN
+
 
 class Interrupt:
     """Sets `signal`, which the work looks at between two steps.
 
-    A second one ends the process at once, as it would without us. Python would raise
-    in the middle of whatever runs, a half-done import or a callback that loses it.
+    A second Ctrl-C ends the work at once, as it would without us; a second SIGTERM
+    does not: where a machine goes down every process gets one, and a launcher that gets
+    its own passes it on. Python would raise in the middle of whatever runs, a half-done
+    import or a callback that loses it.
     """
 
     def __enter__(self) -> "Interrupt":
@@ -22,8 +32,9 @@ class Interrupt:
         return self
 
     def note(self, number, _) -> None:
-        self.signal = number
-        signal.signal(number, self.before[number])
+        self.signal = self.signal or number
+        if number == signal.SIGINT:
+            signal.signal(number, self.before[number])
 
     def __exit__(self, *_) -> None:
         for number, handler in self.before.items():

@@ -7,6 +7,7 @@ from functools import cached_property
 import jax
 import optax
 
+from bert_jax.config import Run
 from bert_jax.continual import train_own_heads
 from bert_jax.course import Course, Leg
 from bert_jax.data.corpus import (
@@ -26,7 +27,15 @@ from bert_jax.objective import check_columns, check_rows, make_objective
 from bert_jax.objectives.base import Objective
 from bert_jax.optim import make_optimizer, with_rate_of
 from bert_jax.presets import preset
-from bert_jax.sharding import by_rows, own_rows
+from bert_jax.sharding import (
+    Feed,
+    by_rows,
+    compiler_options,
+    like_params,
+    param_shardings,
+    replicated,
+    spread,
+)
 from bert_jax.step import OF_ANY_STEP, TrainState, make_train_step
 
 
@@ -37,21 +46,27 @@ class Lane:
     rows: Rows | Labelled
     held_out: Rows | None
     mesh: jax.sharding.Mesh
-    part: slice  # of a batch, that this process feeds
+    feed: Feed  # the rows of a batch that are this process's
     # Of `build`.
     model: Model = dataclasses.field(init=False)
     optimizer: optax.GradientTransformation = dataclasses.field(init=False)
+    places: TrainState = dataclasses.field(init=False)  # where each part of it lies
     step: Callable = dataclasses.field(init=False)
 
-    def build(self, model: Model, rate: optax.Schedule, params, lanes: list) -> None:
-        """The optimizer and the step; it is compiled when it is first used. One of the
-        `lanes` before it that does the same has them already."""
+    def build(
+        self, model: Model, rate: optax.Schedule, shapes, lanes: list, say: Callable
+    ) -> None:
+        """The optimizer, the places and the step of parameters of such shapes; it is
+        compiled when it is first used. One of the `lanes` before it that does the same
+        has them already."""
         run, self.model = self.leg.run, model
         for lane in lanes:
             if lane.recipe == self.recipe:
                 self.optimizer, self.step = lane.optimizer, lane.step
+                self.places = lane.places
                 return
-        self.optimizer = make_optimizer(run.optim, rate, params)
+        self.optimizer = make_optimizer(run.optim, rate, shapes)
+        self.places = state_places(self.mesh, shapes, self.optimizer, model, say)
         step = make_train_step(
             model,
             self.objective,
@@ -59,10 +74,17 @@ class Lane:
             accumulate=run.accumulate,
             copies=run.copies,
             nonfinite=run.nonfinite,
+            mesh=self.mesh,
         )
         if self.leg.task:
             step = train_own_heads(step, self.objective.heads)
-        self.step = jax.jit(step, donate_argnums=0)
+        out = (self.places, replicated(self.mesh))
+        self.step = jax.jit(
+            step,
+            donate_argnums=0,
+            out_shardings=out,
+            compiler_options=compiler_options(self.mesh),
+        )
 
     @property
     def recipe(self) -> tuple:
@@ -92,13 +114,17 @@ class Lane:
 
     def first_carry(self):
         carry = self.objective.first_carry(self.model, self.leg.run.batch)
-        return jax.device_put(carry, by_rows(self.mesh))
+        return spread(carry, jax.tree.map(lambda _: self.places.carry, carry))
+
+    def first_moments(self, params) -> optax.OptState:
+        return jax.jit(self.optimizer.init, out_shardings=self.places.opt_state)(params)
 
     def enter(self, state: TrainState, moments: str) -> TrainState:
         """The state in which a later stage begins."""
-        params, opt_state = self.objective.begin(state.params), state.opt_state
+        begin = jax.jit(self.objective.begin, out_shardings=self.places.params)
+        params, opt_state = begin(state.params), state.opt_state
         if moments == "reset":
-            opt_state = with_rate_of(self.optimizer.init(params), opt_state)
+            opt_state = with_rate_of(self.first_moments(params), opt_state)
         carry = self.first_carry()
         return state.replace(params=params, opt_state=opt_state, carry=carry)
 
@@ -108,7 +134,7 @@ class Lane:
         run, number = self.leg.run, int(course.batch_of[step])
         if isinstance(self.rows, Labelled):
             batch = self.rows.batch(number, size=run.batch, seed=run.seed)
-            return {name: column[self.part] for name, column in batch.items()}
+            return {name: column[self.feed.rows] for name, column in batch.items()}
         stream = course.stream_of[step]
         if stream not in feeds:
             feeds[stream] = train_batches(
@@ -116,7 +142,7 @@ class Lane:
                 size=run.batch,
                 start=number,
                 stop=int((course.stream_of == stream).sum()),
-                part=self.part,
+                part=self.feed.rows,
                 alpha=run.alpha,
                 direction=run.direction,
             )
@@ -197,10 +223,31 @@ def make_lane(
             check_same_words(held_out, objective.table, what)
         scored = Rows(held_out, run.rows, run.length, run.across, seed=0)
         check_rows(objective, scored)
-    part = own_rows(mesh, run.batch, field="batch")
-    if run.batch // run.accumulate % mesh.size:
+    return Lane(leg, objective, rows, scored, mesh, feed_of(run, mesh))
+
+
+def feed_of(run: Run, mesh: jax.sharding.Mesh) -> Feed:
+    """Checks that the batch divides over the mesh, also in parts."""
+    feed = Feed(mesh, run.batch, field="batch")
+    if run.batch // run.accumulate % feed.apart:
         raise InputError(
             f"config.batch={run.batch} in config.accumulate={run.accumulate} parts "
-            f"does not divide over {mesh.size} devices"
+            f"does not divide over {feed.apart} devices"
         )
-    return Lane(leg, objective, rows, scored, mesh, part)
+    return feed
+
+
+def state_places(
+    mesh, shapes, optimizer: optax.GradientTransformation, model: Model, say: Callable
+) -> TrainState:
+    """Where a training state lies on the mesh: a sharding for each part of it."""
+    params = param_shardings(mesh, shapes, model, say=say)
+    moments = jax.eval_shape(optimizer.init, shapes)
+    everywhere = replicated(mesh)
+    return TrainState(
+        step=everywhere,
+        params=params,
+        opt_state=like_params(mesh, moments, shapes, params),
+        seed=everywhere,
+        carry=by_rows(mesh),
+    )

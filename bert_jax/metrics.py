@@ -10,21 +10,18 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from tqdm import tqdm
 
 from bert_jax.config import Run
 from bert_jax.errors import InputError
+from bert_jax.spikes import Spikes
+from bert_jax.tpu import CHIPS
 from bert_jax.whole import write_text
 
 MOST_SKIPPED = 10  # steps one after the other without a finite gradient
 IN_FLIGHT = 2  # steps dispatched ahead, so that the device never waits for the host
-# Peak bf16 FLOP/s of one chip, from Cloud TPU's system architecture pages.
-PEAK = {
-    "TPU v4": 275e12,
-    "TPU v5 lite": 197e12,
-    "TPU v5": 459e12,
-    "TPU v6 lite": 918e12,
-}
+PEAK = {chip.name: chip.peak for chip in CHIPS.values()}  # bf16 FLOP/s of one chip
 
 
 def peak_flops() -> float | None:
@@ -34,7 +31,7 @@ def peak_flops() -> float | None:
         peak = PEAK.get(device.device_kind)
         return peak and peak * jax.device_count()
     n = 1024
-    x = jnp.ones((n, n), jnp.float32)
+    x = jax.device_put(np.ones((n, n), np.float32))  # nothing to compile
     product = jax.jit(jnp.matmul)
     product(x, x).block_until_ready()
     best = float("inf")
@@ -50,8 +47,20 @@ def all_finite(tree) -> jax.Array:
     return jnp.stack([jnp.isfinite(x).all() for x in jax.tree.leaves(tree)]).all()
 
 
-class NotFiniteError(InputError):
+class LossError(InputError):
+    """With such a loss the run does not go on."""
+
+
+class NotFiniteError(LossError):
     """The loss is no number any more."""
+
+    advice = "A lower optim.lr or a longer optim.warmup may help, in another --workdir."
+
+
+class SpikeError(LossError):
+    """The loss stands out from those before it."""
+
+    advice = "--config.spike=say goes on through it."
 
 
 def check_finite(params: dict, step: int) -> None:
@@ -124,17 +133,35 @@ class Writers:
 class UnderWay:
     """Steps that were dispatched, and the sums since the last line of metrics."""
 
-    def __init__(self, run: Run, rate: Callable[[int], float], writers: Writers):
+    def __init__(
+        self,
+        run: Run,
+        rate: Callable[[int], float],
+        writers: Writers,
+        begun: Callable[[int], None] = lambda step: None,
+    ):
+        """`begun` is told the first step that is done."""
         self.run, self.rate, self.writers = run, rate, writers
+        self.begun = begun
         self.pending = collections.deque()
         self.sums, self.count, self.flops = {}, 0, 0.0
         # The clock starts when the first step is done: compiling is not counted.
         self.clock, self.timed, self.seconds = None, 0, 0.0
         self.peak = peak_flops()
+        self.waited = 0.0  # seconds for batches
         self.in_a_row = 0  # steps skipped, one after the other
+        self.spikes, self.high = Spikes(), 0  # since the last line
 
-    def add(self, step: int, means: dict, batch: str, flops: float) -> None:
-        self.pending.append((step, means, batch, flops))
+    def tells(self, step: int) -> bool:
+        """Whether a line of metrics is due after a step."""
+        return step % self.run.log_every == 0 or step == self.run.steps
+
+    def add(
+        self, step: int, means: dict, batch, flops: float, waited: float = 0.0
+    ) -> None:
+        """`batch` is what tells it from others, where a line is due; it was `waited`
+        for so many seconds."""
+        self.pending.append((step, means, batch, flops, waited))
         if len(self.pending) > IN_FLIGHT:
             self.take()
 
@@ -153,9 +180,11 @@ class UnderWay:
 
     def take(self) -> None:
         """Waits for the oldest step; checks it; writes a line where one is due."""
-        step, means, batch, flops = self.pending.popleft()
+        step, means, batch, flops, waited = self.pending.popleft()
         means = jax.device_get(means)
         self.writers.advance()
+        if self.clock is None:
+            self.begun(step)
         if not math.isfinite(means["loss"].total + means["grad_norm"].total):
             raise NotFiniteError(f"the loss or gradient is not finite at step {step}.")
         self.watch(step, means)
@@ -163,15 +192,16 @@ class UnderWay:
             self.sums[name] = self.sums[name] + mean if name in self.sums else mean
         self.count += 1
         self.flops += flops * (self.clock is not None)
+        self.waited += waited * (self.clock is not None)
         self.timed += self.clock is not None
         # The clock goes on while lines are written: steps in flight do so too.
         now = time.perf_counter()
-        if step % self.run.log_every == 0 or step == self.run.steps:
+        if self.tells(step):
             if self.clock is not None:
                 self.seconds += now - self.clock
             self.write(step, batch)
             self.sums, self.count, self.flops = {}, 0, 0.0
-            self.timed, self.seconds = 0, 0.0
+            self.timed, self.seconds, self.waited, self.high = 0, 0.0, 0.0, 0
             self.clock = now
         elif self.clock is None:
             self.clock = now
@@ -187,8 +217,23 @@ class UnderWay:
                 f"the gradients of {MOST_SKIPPED} steps, the last of them {step}, are "
                 "not finite."
             )
+        if not skipped:
+            self.look_for_spike(step, float(means["loss"].value), frozenset(means))
 
-    def write(self, step: int, batch: str) -> None:
+    def look_for_spike(self, step: int, loss: float, kind: frozenset) -> None:
+        """`kind` is what tells of which tasks the loss is: the names of the numbers."""
+        usual = self.spikes.usual(kind, loss)
+        if usual is None:
+            return
+        self.high += 1
+        text = (
+            f"step {step}: a spike, its loss is {loss:.4g} where {usual:.4g} is usual"
+        )
+        if self.run.spike == "stop":
+            raise SpikeError(f"{text}.")
+        self.writers.say(text)
+
+    def write(self, step: int, batch: jax.Array) -> None:
         values = {name: float(mean.value) for name, mean in self.sums.items()}
         rate = self.timed / self.seconds if self.seconds else 0.0
         tokens = float(self.sums["real_tokens"].total) / self.count
@@ -196,11 +241,13 @@ class UnderWay:
             "lr": float(self.rate(step - 1)),
             "steps_per_second": rate,
             "tokens_per_second": rate * tokens,
+            "input_wait": min(self.waited / self.seconds, 1.0) if self.seconds else 0.0,
+            "spikes": float(self.high),
         }
         if self.peak:
             speed = self.flops / self.seconds if self.seconds else 0.0
             values["share_of_peak"] = speed / self.peak
-        self.writers.write(step, {**values, "batch": batch}, kind="train")
+        self.writers.write(step, {**values, "batch": f"{int(batch):08x}"}, kind="train")
 
 
 def tensorboard(directory: Path):

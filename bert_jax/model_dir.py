@@ -5,6 +5,7 @@ tokenizer and a callable.
 """
 
 import dataclasses
+import hashlib
 import sys
 from collections.abc import Callable
 from functools import cached_property
@@ -13,7 +14,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from bert_jax.checkpoint import Checkpoints
+from bert_jax.checkpoint import MANIFEST, Checkpoints, sha256
 from bert_jax.convert import hf, tf1
 from bert_jax.convert.engine import reference_heads
 from bert_jax.convert.files import read_json
@@ -25,6 +26,9 @@ from bert_jax.models.heads import ON_POOLED, fits, heads_of
 from bert_jax.models.model import Model, param_shapes
 from bert_jax.models.tokens import Tokens, counted, plain
 from bert_jax.presets import PRESETS, Preset, preset
+
+# Sizes, and the tokenizer: which piece each row of a table is.
+BESIDE_WEIGHTS = ("*.json", "*.txt", "*.model", "*.index", "checkpoint")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -252,6 +256,24 @@ def load(
     )
 
 
+def content_of(path: str | Path) -> str:
+    """A hash of what `load` reads there, without reading it as arrays. Of a workdir it
+    is that of its newest checkpoint's manifest, which has a hash of each file."""
+    path = Path(path)
+    if (path / "run.json").is_file():
+        checkpoints = Checkpoints(path, say=complain)
+        whole = [step for step in checkpoints.steps() if checkpoints.is_finished(step)]
+        if not whole:
+            return "no checkpoint"
+        manifest = checkpoints.root / str(whole[-1]) / MANIFEST
+        return f"step {whole[-1]}, {sha256(manifest)[:16]}"
+    kinds = ("*.safetensors", "*.bin", "*.data-*")  # the first that is there is read
+    weights = next(filter(None, (sorted(path.glob(kind)) for kind in kinds)), [])
+    beside = [file for kind in BESIDE_WEIGHTS for file in sorted(path.glob(kind))]
+    told = "".join(f"{file.name} {sha256(file)}\n" for file in (*weights, *beside))
+    return hashlib.sha256(told.encode()).hexdigest()[:16]
+
+
 def label_names(directory: Path, arch: Arch) -> tuple[str, ...]:
     """What a config.json calls the labels; none if they are not just as many."""
     if not (directory / "config.json").is_file():
@@ -286,7 +308,8 @@ def load_workdir(path: Path, step: int | None) -> LoadedModel:
     arch = Arch(**about["config"]["arch"])
     towers = tuple((name, Arch(**a)) for name, a in about.get("towers", {}).items())
     shapes = param_shapes(arch, heads=tuple(about["heads"]), towers=towers)
-    found, params = Checkpoints(path, say=complain).good_params(step, shapes)
+    checkpoints = Checkpoints(path, about=about, say=complain)
+    found, params = checkpoints.good_params(step, shapes)
     member = dataclasses.replace(preset(about["config"]["preset"]), arch=arch)
     run = leg_at(about["config"], found)
     hyper = dict(run.objective)

@@ -10,7 +10,7 @@ from bert_jax.data.pairs import RULES
 from bert_jax.data.plans import PAIRS
 from bert_jax.data.rows import Rows
 from bert_jax.errors import InputError, unknown
-from bert_jax.models.arch import Arch
+from bert_jax.models.arch import CHOICES, Arch
 from bert_jax.objectives import OBJECTIVES
 from bert_jax.objectives.base import Objective
 from bert_jax.objectives.capitalisation import small_letters
@@ -71,19 +71,25 @@ def make_objective(
     problems = objective.problems(arch, rows)
     if problems:
         raise InputError("\n".join(problems))
+    if (order := objective.order) != arch.order:
+        can = order in CHOICES["order"]
+        how = f": to make them agree, give --config.arch.order={order}" if can else ""
+        say(
+            f"{name} trains the model to read in the order {order!r}, but probes, "
+            f"finetuning and bert_jax.load go by config.arch.order={arch.order}{how}"
+        )
     return objective
 
 
 def check_rows(objective: Objective, rows: Rows) -> None:
     """Raises where rows, to learn from or to score on, lack what it asks for."""
     check_columns(objective, rows.empty(1), rows.corpus.path)
-    if "words" in objective.columns and not rows.corpus.shows_words:
+    if "words" in objective.columns and (why := rows.corpus.hides_words):
         chooses = hasattr(objective, "choose")
         other = ", or use config.objective.choose=token" if chooses else ""
         raise InputError(
             f"{objective.name} needs words, which {rows.corpus.path} does not show: "
-            "most of its pieces are single ideographs. Prepare it with --words jieba "
-            f"(or spaces, tags){other}"
+            f"{why}. Prepare it with --words jieba (or spaces, tags){other}"
         )
 
 

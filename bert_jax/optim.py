@@ -30,6 +30,7 @@ from bert_jax import lamb
 from bert_jax.errors import InputError, unknown
 from bert_jax.models.heads import HEADS
 from bert_jax.models.model import path_name
+from bert_jax.rules import by_rule
 from bert_jax.schedules import SCHEDULES, make_schedule
 
 OPTIMIZERS = ("bert_adamw", "adamw", "lamb", "adafactor")
@@ -37,7 +38,6 @@ Rules = tuple[tuple[str, float], ...]
 # Times λ. u and v are XLNet's biases of positions.
 DECAY: Rules = ((r"(^|/)(bias|scale|u|v)$", 0.0), (r".*", 1.0))
 ALL_ALIKE: Rules = ((r".*", 1.0),)
-EVERY = "a last rule ('.*', 1.0) matches all that are left"
 # Layer n of N learns at layer_decay^(N - n), tables at layer_decay^(N + 1), heads at
 # the full rate. ELECTRA's code counts one more, which its authors call a mistake.
 LAYER_FORMS = {"paper": 0, "electra": 1}
@@ -112,28 +112,6 @@ def schedule_of(optim: Optim, steps: int) -> optax.Schedule:
         power=optim.power,
         steps=steps,
     )
-
-
-def by_rule(params, rules: Rules, *, advice: str = EVERY) -> dict:
-    """The value of the first rule whose regex matches each parameter's path.
-
-    A parameter that no rule matches is an error naming all of them, and what to do.
-    """
-    unmatched = []
-
-    def value(path, _):
-        name = path_name(path)
-        for pattern, result in rules:
-            if re.search(pattern, name):
-                return result
-        unmatched.append(name)
-        return None
-
-    values = jax.tree_util.tree_map_with_path(value, params)
-    if unmatched:
-        names = ", ".join(unmatched)
-        raise InputError(f"no rule matches the parameters {names}; {advice}")
-    return values
 
 
 def depth_rules(params, more: int) -> list[tuple[str, int | np.ndarray]]:

@@ -393,6 +393,11 @@ def their_results(arch: Arch, layout: Layout, params: dict, rows: Rows) -> dict:
         if extra:
             raise InputError(f"no name in the {layout.model_type} table: {[*extra]}")
         model = their_model(arch, layout, heads, tensors)
+        if arch.attention == "dense":
+            # In double precision: what differs is our rounding alone. Theirs is as
+            # large, and another one on another processor. (Longformer hides by the
+            # smallest number of its type: in double its gradients are infinite.)
+            model = model.double()
         found, loss = their_outputs(model, arch, heads, rows)
         outputs |= found
         state = {name: value.numpy() for name, value in model.state_dict().items()}

@@ -18,10 +18,9 @@ from multiprocessing.connection import wait
 from pathlib import Path
 
 from bert_jax.errors import InputError, fail
-from bert_jax.interrupt import Interrupt
+from bert_jax.interrupt import AGAIN, Interrupt
 
 PR_SET_PDEATHSIG = 1  # of Linux's prctl
-INTERRUPTED = 75  # the exit code of a job that is to be gone on with
 
 
 def side_by_side(
@@ -53,7 +52,7 @@ def side_by_side(
                 cores.append(its)
                 if process.exitcode == 0:
                     yield log
-                elif process.exitcode != INTERRUPTED and not interrupt.signal:
+                elif process.exitcode != AGAIN and not interrupt.signal:
                     failed.append((log, process.exitcode))
             if failed or interrupt.signal:
                 break
@@ -92,7 +91,7 @@ def do(work: Callable[..., bool], told: tuple, log: Path, parent: int) -> None:
     """What a process does; when the one that started it dies, it is told to stop."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:  # it died before we asked to be told
-        sys.exit(INTERRUPTED)
+        sys.exit(AGAIN)
     with open(log, "a", encoding="utf-8") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
@@ -104,7 +103,7 @@ def do(work: Callable[..., bool], told: tuple, log: Path, parent: int) -> None:
     except Exception:
         traceback.print_exc()
         sys.exit(1)
-    sys.exit(0 if finished else INTERRUPTED)
+    sys.exit(0 if finished else AGAIN)
 
 
 def last_words(log: Path, code: int) -> str:

@@ -8,7 +8,7 @@ has to be kept for an exact resume.
 
 import dataclasses
 from collections.abc import Callable
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import flax.struct
@@ -21,6 +21,7 @@ from bert_jax.models.dropout import Noise
 from bert_jax.models.model import Model
 from bert_jax.objectives.base import Batch, Mean, Objective, Terms, loss_of
 from bert_jax.optim import with_rate_of
+from bert_jax.sharding import param_shardings
 
 # How the names begin of what is told of any step; all else is told by the objective.
 OF_ANY_STEP = ("loss", "grad_norm", "real_tokens", "skipped", "trust_")
@@ -49,6 +50,20 @@ class Net:
         )
 
 
+def on_mesh(mesh: jax.sharding.Mesh | None) -> Callable:
+    """A decorator: what the function traces may say where it lies on the mesh."""
+
+    def decorate(function: Callable) -> Callable:
+        @wraps(function)
+        def traced(*arguments):
+            with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+                return function(*arguments)
+
+        return traced if mesh else function
+
+    return decorate
+
+
 def row_keys(key: jax.Array, rows: jax.Array) -> jax.Array:
     """One key for each row number."""
     return jax.vmap(lambda row: jax.random.fold_in(key, row))(rows)
@@ -62,6 +77,7 @@ def make_train_step(
     accumulate: int = 1,
     copies: int = 0,
     nonfinite: str = "stop",
+    mesh: jax.sharding.Mesh | None = None,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, Mean]]]:
     """`accumulate` parts of the batch are scored one after the other, to the same
     update. With `copies` each row is corrupted in so many ways that never change
@@ -69,6 +85,7 @@ def make_train_step(
     finite, nonfinite="skip" leaves everything but the step number and the learning
     rate as it was."""
 
+    @on_mesh(mesh)
     def train_step(state: TrainState, batch: Batch):
         key = jax.random.fold_in(jax.random.key(state.seed), state.step)
         corrupt_key, noise_key = jax.random.split(key)
@@ -77,7 +94,8 @@ def make_train_step(
         if copies:
             fixed = row_keys(jax.random.key(state.seed), batch["row_id"])
             keys = jax.vmap(jax.random.fold_in)(fixed, batch["epoch"] % copies)
-        batch = objective.corrupt(keys, batch)
+        with jax.named_scope("corrupt"):
+            batch = objective.corrupt(keys, batch)
         counts = objective.counts(batch)
 
         @partial(jax.value_and_grad, has_aux=True)
@@ -94,9 +112,13 @@ def make_train_step(
             (loss, terms), grads = in_parts(
                 partial(score, state.params), whole, accumulate
             )
-        size = optax.tree.norm(grads)
-        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-        params = optax.apply_updates(state.params, updates)
+        if mesh:  # from here on each device has its part of them alone
+            places = param_shardings(mesh, grads, model)
+            grads = jax.lax.with_sharding_constraint(grads, places)
+        with jax.named_scope("optimizer"):
+            size = optax.tree.norm(grads)
+            updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+            params = optax.apply_updates(state.params, updates)
         one = jnp.ones([], jnp.float32)
         means = terms.means | {
             "loss": Mean(loss, one),
@@ -149,8 +171,9 @@ def in_parts(score: Callable, batch, count: int):
 
 
 def make_eval_step(
-    model: Model, objective: Objective
+    model: Model, objective: Objective, *, mesh: jax.sharding.Mesh | None = None
 ) -> Callable[[dict, jax.Array, Batch, jax.Array], dict[str, Mean]]:
+    @on_mesh(mesh)
     def eval_step(params: dict, seed: jax.Array, batch: Batch, frequent: jax.Array):
         """Scores with the corruption fixed by (seed, row id).
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import jax
 
 from bert_jax import metrics
-from bert_jax.config import differences
+from bert_jax.config import unlike
 from bert_jax.data.tokenizers import load_tokenizer
 from bert_jax.errors import InputError
 from bert_jax.model_dir import read_run
@@ -19,14 +19,7 @@ def claim_workdir(workdir: Path, about: dict, tokenizer, *, trained: bool) -> No
         return
     path = workdir / "run.json"
     if trained:
-        before = read_run(workdir)
-        problems = differences(before["config"], about["config"])
-        same = before["corpus"] == about["corpus"]
-        if not same or before.get("others", []) != about["others"]:
-            problems.append(
-                f"data: {before['config']['data']} then and {about['config']['data']} "
-                "now hold other text or another tokenizer"
-            )
+        problems = unlike(read_run(workdir), about)
         if problems:
             raise InputError(
                 f"{workdir} belongs to another configuration; use the same values, or "

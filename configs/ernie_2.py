@@ -7,10 +7,16 @@ Words hidden as n-grams, capitals, words that come again, shuffled parts of a te
 how far apart two sentences are: each stage brings in one task more, and those before it
 go on, each with its own task id and its own head (bert_jax/continual.py). The corpus
 needs a cased vocabulary. Two more tasks of the paper want labelled pairs, a TSV of
-label, text and text; to add one, say where it is and how many steps it gets:
+label, text and text; say where they are and add them to TASKS (50,000 steps each):
 
     ("discourse", {"objective.name": "discourse_relation", "rows": "labelled",
-                   "data": "relations.tsv", "objective.task": 5})
+                   "data": "relations.tsv"}),
+    ("relevance", {"objective.name": "ir_relevance", "rows": "labelled",
+                   "data": "titles.tsv"}),
+
+Differs from the paper in what `knowledge` hides: n-grams of words, where the paper has
+phrases and entities; for these, prepare the corpus with --words tags and tell the task
+{"objective.choose": "word", "objective.unit": "phrases"} (or "entities"; ernie_1.py).
 
 The paper does not say how many steps each task gets. Published: GLUE 80.6 with base,
 83.6 with large (test; PaddlePaddle/ERNIE, README).

@@ -9,6 +9,8 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# What tests compile is kept, except for what takes no time: too many files.
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
 
 import jax
 import pytest
@@ -17,7 +19,6 @@ ROOT = Path(__file__).parents[1]
 # Many tests compile the same small step: once is enough.
 os.environ["BERT_JAX_CACHE"] = str(ROOT / ".pytest_cache/bert_jax")
 jax.config.update("jax_compilation_cache_dir", str(ROOT / ".pytest_cache/bert_jax/xla"))
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -319,6 +319,27 @@ def test_a_refused_budget_can_be_mended(data, tmp_path):
         claim(tmp_path, told(flops="1e5"))
 
 
+def test_other_workers_are_told(data, tmp_path, capsys):
+    """Once, of a comparison that has begun; of one of before nothing is known."""
+    told = dataclasses.asdict(resolve_comparison(make_config(data)))
+    made = {"made": {"entries": {}, "tasks": {}}}
+    for name in ("new", "old"):
+        (tmp_path / name).mkdir()
+    for workers in (1, 2):
+        claim(tmp_path / "new", {**told, "workers": workers})
+    claim(tmp_path / "new", {**told, **made, "workers": 2})
+    claim(tmp_path / "new", {**told, "workers": 2})
+    claim(tmp_path / "old", told)
+    claim(tmp_path / "old", {**told, **made})
+    claim(tmp_path / "old", {**told, "workers": 2})
+    assert capsys.readouterr().out == ""
+    claim(tmp_path / "new", {**told, "workers": 1})
+    claim(tmp_path / "new", {**told, **made, "workers": 1})
+    said = capsys.readouterr().out.splitlines()
+    assert len(said) == 1
+    assert said[0].startswith("begun with --workers 2, now it is 1: ")
+
+
 def test_code_that_costs_otherwise_is_refused(finished, data, monkeypatch):
     workdir, _ = finished
     before = (workdir / "comparison.json").read_text()

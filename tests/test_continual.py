@@ -19,6 +19,8 @@ from bert_jax.model_dir import load
 from bert_jax.models.arch import Arch
 from bert_jax.models.model import Model, init_params
 from bert_jax.objectives.capitalisation import Capitalisation
+from bert_jax.objectives.masked_lm import MaskedLM
+from bert_jax.objectives.replaced_token import ReplacedToken
 from bert_jax.objectives.sentence_distance import SentenceDistance
 from bert_jax.objectives.sentence_reordering import SentenceReordering
 from bert_jax.objectives.token_document import TokenDocument
@@ -214,6 +216,89 @@ def test_a_step_changes_no_head_of_another_task(steps):
         assert moved(old, getattr(new, field)) == {"embed", "stack", "relation"}
         also = moved(old, getattr(wild, field))
         assert also >= {"embed", "stack", "relation", "capital"}
+
+
+PIECES = (V, 4, (0, 1, 2, 3, 4))
+FOUND = ReplacedToken(*PIECES, generator=0.5)
+OF_TASK = {
+    "masked_lm": MaskedLM(*PIECES, next_sentence=0.0),
+    "replaced_token": FOUND,
+}
+BODY = {"embed", "stack"}
+GENERATOR = {"generator/stack", "generator/project", "generator/lm"}
+MOVES = {
+    "masked_lm": BODY | {"lm"},
+    "replaced_token": BODY | {"rtd"} | GENERATOR,
+}
+
+
+def two_towers(name: str):
+    """The model of masked LM and replaced tokens, and a state with its optimizer."""
+    model = Model(ARCH.but(layers=1), towers=FOUND.towers(ARCH.but(layers=1)))
+    heads = tuple({head: 0 for task in OF_TASK.values() for head in task.heads})
+    params = quick_jit(partial(init_params, model, heads=heads))(jax.random.key(0))
+    optim = Optim(name=name, lr=3e-3, warmup=0, decay=0.1, schedule="constant")
+    optimizer = make_optimizer(optim, 10, params)
+    first = jnp.int32(0), params, optimizer.init(params), jnp.uint32(0)
+    return model, optimizer, TrainState(*first)
+
+
+def moved_parts(before, after) -> set[str]:
+    """As `moved`, but a part of a tower is one by itself, and what the optimizer counts
+    its layers by is no part."""
+    found = set()
+    both = zip(
+        jax.tree_util.tree_leaves_with_path(after), jax.tree.leaves(before), strict=True
+    )
+    for (path, leaf), old in both:
+        names = [part.key for part in path if hasattr(part, "key")]
+        names = [name for name in names if isinstance(name, str)]
+        if names and (leaf != old).any():
+            found.add("/".join(names[: 1 + (names[0] == "generator")]))
+    return found
+
+
+@pytest.mark.parametrize("name", OF_TASK)
+def test_the_head_of_a_tower_is_another_one(name: str):
+    """Masked LM scores with `lm`, the generator with `generator/lm`: neither task moves
+    the other's, nor masked LM the generator. All of them have moments from a step of
+    the other task, and decay, so without care each would move."""
+    model, optimizer, state = two_towers("adamw")
+    batch = capital_rows(np.random.default_rng(0), True)
+    (other,) = {*OF_TASK} - {name}
+
+    def step_of(which: str):
+        return make_train_step(model, OF_TASK[which], optimizer)
+
+    state, _ = quick_jit(step_of(other))(state, batch)
+    mine = OF_TASK[name].heads
+    new, _ = quick_jit(train_own_heads(step_of(name), mine))(state, batch)
+    wild, _ = quick_jit(step_of(name))(state, batch)
+    for field in ("params", "opt_state"):
+        old = getattr(state, field)
+        assert moved_parts(old, getattr(new, field)) == MOVES[name]
+        everything = set.union(*MOVES.values())
+        assert moved_parts(old, getattr(wild, field)) == everything
+    for path, leaf in flatten(wild.params).items():  # what is its own goes as it would
+        parts = path.split("/")
+        part = "/".join(parts[: 1 + (parts[0] == "generator")])
+        if part in MOVES[name]:
+            np.testing.assert_array_equal(flatten(new.params)[path], leaf, err_msg=path)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "lamb", "adafactor"])
+def test_whatever_an_optimizer_holds_is_found(optimizer: str):
+    """By a step that adds 1 to all there is."""
+    _, _, state = two_towers(optimizer)
+
+    def plus_one(state, batch):
+        return jax.tree.map(lambda leaf: leaf + 1, state), {}
+
+    for name, task in OF_TASK.items():
+        new, _ = train_own_heads(plus_one, task.heads)(state, {})
+        for field in ("params", "opt_state"):
+            old = getattr(state, field)
+            assert moved_parts(old, getattr(new, field)) == MOVES[name]
 
 
 def test_a_new_task_changes_no_old_head(steps):

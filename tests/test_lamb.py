@@ -1,17 +1,23 @@
-"""LAMB's variants against a port in numpy, optax, and themselves when sharded."""
+"""LAMB's variants against a port in numpy, optax, timm, and themselves when sharded."""
+
+import importlib
+import sys
+import types
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import torch
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from bert_jax import lamb
 from bert_jax.convert.engine import flatten, unflatten
 from bert_jax.optim import Optim, make_optimizer
-from bert_jax.sharding import make_mesh
+from bert_jax.sharding import Axes, make_mesh
 
 KERNEL, BIAS = "stack/layers/ffn/inner/kernel", "stack/layers/ffn/inner/bias"
 SECOND = f"generator/{KERNEL}"  # of a second tower
@@ -123,16 +129,19 @@ def test_variants_differ():
         assert equal == same, (one, other)
 
 
+def apart(tree: dict) -> dict:
+    """As matrices that were never stacked."""
+    flat = {f"{name}/{n}": w for name in LAYERED for n, w in enumerate(tree[name])}
+    return flat | {name: tree[name] for name in SHAPES if name not in LAYERED}
+
+
+def has_decay(name: str) -> bool:
+    return name in DECAYED or name[:-2] in DECAYED
+
+
 def test_is_optaxs():
-    """Its own lamb, on matrices that were never stacked. (timm's, the one for torch,
-    is not to be had without torchvision.)"""
     params, gradients = draw(9), [draw(seed, 0.3) for seed in range(4)]
-
-    def apart(tree: dict) -> dict:
-        flat = {f"{name}/{n}": w for name in LAYERED for n, w in enumerate(tree[name])}
-        return flat | {name: tree[name] for name in SHAPES if name not in LAYERED}
-
-    decayed = {n: n in DECAYED or n[:-2] in DECAYED for n in apart(params)}
+    decayed = {name: has_decay(name) for name in apart(params)}
     theirs = optax.lamb(0.03, eps=1e-6, weight_decay=0.1, mask=decayed)
     tree = apart(params)
     state = theirs.init(tree)
@@ -142,6 +151,52 @@ def test_is_optaxs():
         tree = optax.apply_updates(tree, updates)
         for name, leaf in apart(ours[step]).items():
             np.testing.assert_allclose(leaf, tree[name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.fixture
+def timm_lamb(monkeypatch):
+    """timm's class alone: all of timm would want torchvision."""
+    # `make test` puts it in a folder of its own: where it can be imported, transformers
+    # takes all of it to be there.
+    folder = Path(sys.prefix) / "timm"
+    if not folder.is_dir():
+        pytest.skip("timm's LAMB: `make test` installs timm")
+    for name in ("timm", "timm.optim"):
+        module = types.ModuleType(name)
+        module.__path__ = [str(folder / name.replace(".", "/"))]
+        monkeypatch.setitem(sys.modules, name, module)
+    return importlib.import_module("timm.optim.lamb").Lamb
+
+
+@pytest.mark.parametrize(
+    ("variant", "told"),
+    [
+        ("google", dict(bias_correction=False, always_adapt=False)),
+        ("nvidia", dict(bias_correction=True, always_adapt=True)),
+    ],
+)
+def test_is_timms(timm_lamb, variant: str, told: dict):
+    """That for torch, on the same matrices."""
+    params, gradients = draw(9), [draw(seed, 0.3) for seed in range(4)]
+    tree = {name: torch.nn.Parameter(tensor(w)) for name, w in apart(params).items()}
+    groups = [
+        {"params": [tree[name] for name in tree if has_decay(name) == decayed]}
+        | {"weight_decay": 0.1 * decayed}
+        for decayed in (True, False)
+    ]
+    theirs = timm_lamb(groups, lr=0.03, eps=1e-6, max_grad_norm=None, **told)
+    ours, _ = run(settings(variant), params, gradients)
+    for step, gradient in enumerate(gradients):
+        for name, g in apart(gradient).items():
+            tree[name].grad = tensor(g)
+        theirs.step()
+        for name, leaf in apart(ours[step]).items():
+            found = tree[name].detach().numpy()
+            np.testing.assert_allclose(leaf, found, rtol=1e-5, atol=1e-6)
+
+
+def tensor(x: np.ndarray) -> torch.Tensor:
+    return torch.tensor(np.array(x))
 
 
 def test_the_length_of_a_step_is_that_of_the_parameter():
@@ -161,17 +216,32 @@ def test_the_length_of_a_step_is_that_of_the_parameter():
             np.testing.assert_allclose(end[name], ends[0][name], rtol=1e-4, atol=1e-6)
 
 
-def test_norms_of_sharded_parameters_are_of_the_whole():
-    mesh = make_mesh()
+# What each parameter is split over; the rest is on every device.
+OVER_ALL = {
+    "embed/token": P("data"),
+    KERNEL: P(None, None, "data"),
+    BIAS: P(None, "data"),
+}
+BY_RULE = {  # as sharding.RULES has it
+    "embed/token": P(("tensor", "fsdp")),
+    KERNEL: P(None, "fsdp", "tensor"),
+    BIAS: P(None, "tensor"),
+    SECOND: P(None, "fsdp", "tensor"),
+    "lm/bias": P(("tensor", "fsdp")),
+}
+
+
+@pytest.mark.parametrize(
+    ("axes", "over"),
+    [(Axes(), OVER_ALL), (Axes(data=2, fsdp=2, tensor=2), BY_RULE)],
+    ids=["8", "2x2x2"],
+)
+def test_norms_of_sharded_parameters_are_of_the_whole(axes: Axes, over: dict):
+    mesh = make_mesh(axes)
     assert mesh.size == 8
     params, gradients = draw(9), draw(0, 0.3)
     optim = settings("paper")
     alone, ratios = run(optim, params, [gradients])
-    over = {
-        "embed/token": P("data"),
-        KERNEL: P(None, None, "data"),
-        BIAS: P(None, "data"),
-    }
     places = {name: NamedSharding(mesh, over.get(name, P())) for name in SHAPES}
     tree, grads = (
         unflatten({name: jax.device_put(x[name], places[name]) for name in SHAPES})

@@ -22,10 +22,11 @@ RUNS = {
 MEMBERS = {"causal_lm": TRANSFORMER_XL | dict(lm_head="bias"), "permuted_lm": XLNET}
 
 
-def run_of(corpus, name: str):
+def run_of(corpus, name: str, **changes):
     fields = MEMBERS[name] | dict(layers=1)
     arch = {f"arch__{field}": value for field, value in fields.items()}
-    return tiny.make_run(corpus, objective__name=name, **arch, **RUNS[name])
+    changes = arch | RUNS[name] | changes
+    return tiny.make_run(corpus, objective__name=name, **changes)
 
 
 def leaves(workdir, step: int | None = None) -> list[np.ndarray]:

@@ -16,9 +16,10 @@ from bert_jax.convert.engine import flatten, unflatten
 from bert_jax.errors import InputError
 from bert_jax.models.model import param_shapes
 from bert_jax.objectives.replaced_token import ReplacedToken
-from bert_jax.optim import DECAY, OPTIMIZERS, Optim, by_rule, make_optimizer, rates
+from bert_jax.optim import DECAY, OPTIMIZERS, Optim, make_optimizer, rates
 from bert_jax.parity import tiny
 from bert_jax.presets import preset
+from bert_jax.rules import by_rule
 from tests.conftest import ROOT
 
 SHAPES = {
@@ -181,7 +182,6 @@ def test_without_gradient_only_the_decayed_shrink(name: str):
 
 def test_clipping_is_by_the_global_norm():
     """Ten times the gradient is the same update once both are clipped."""
-    optim = Optim(lr=0.1, warmup=0, clip=1.0)
     params, small = draw(0), draw(1)
     large = {name: 10 * value for name, value in small.items()}
     tiny = {name: value / 1000 for name, value in small.items()}

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from bert_jax.configs import ernie_2
 
 from bert_jax.config import flatten, load_config, override, resolve
 from bert_jax.course import course_of
@@ -139,6 +140,28 @@ def test_the_numbers_of_a_recipe(asked: str):
     for leg in course.legs:
         told = dict(flatten(dataclasses.asdict(leg.run)))
         assert {name: told[name] for name in expected} == expected
+
+
+def test_the_labelled_tasks_that_ernie_2_tells_how_to_add(monkeypatch):
+    """As its docstring has them, behind those that it trains."""
+    added = re.search(r'(?s)    (\("discourse".*?\)),\n\n', ernie_2.__doc__)[1]
+    added = ast.literal_eval(f"({added})")
+    monkeypatch.setattr(ernie_2, "TASKS", ernie_2.TASKS + added)
+    config = ernie_2.get_config()
+    override(config, {"data": "corpus"})
+    run = resolve(config)
+    assert run.preset == "ernie-2.0-base-en"
+    course = course_of(run)
+    last = {leg.task: leg.run for leg in course.legs if leg.stage == 6}
+    labelled = {
+        "discourse": ("discourse_relation", "relations.tsv", 5),
+        "relevance": ("ir_relevance", "titles.tsv", 6),
+    }
+    assert [*last][5:] == [*labelled]
+    for name, (objective, data, task) in labelled.items():
+        told = last[name].objective
+        assert (told["name"], last[name].data, told["task"]) == (objective, data, task)
+        assert last[name].rows == "labelled"
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -7,6 +7,8 @@ import optax
 import pytest
 from jax.sharding import SingleDeviceSharding
 
+from bert_jax.convert.engine import flatten
+from bert_jax.data.similar import make_similar
 from bert_jax.models.arch import Arch
 from bert_jax.models.model import Model, init_params
 from bert_jax.objectives.base import Mean, Terms, loss_of
@@ -259,17 +261,54 @@ FOUND = ReplacedToken(300, 4, (0, 1, 2, 3, 4), generator=0.5)
 FORMS = UniLM(300, 4, (0, 1, 2, 3, 4))
 
 
+def parts_and_whole(objective, make, batch):
+    """(parameters, state, means) of a step with the batch whole, and in four parts."""
+    arch = ARCH.but(types=6) if objective is FORMS else ARCH
+    model = Model(arch, towers=objective.towers(arch))
+    params = init_params(model, jax.random.key(1), heads=objective.heads)
+    optimizer = make(params)
+
+    def after(accumulate: int):
+        step = make_train_step(model, objective, optimizer, accumulate=accumulate)
+        state = TrainState(
+            *(jnp.int32(3), params, optimizer.init(params)), seed=jnp.uint32(7)
+        )
+        return jax.jit(step, compiler_options=QUICK)(state, batch)
+
+    return params, after(1), after(4)
+
+
+def assert_same_gradients(whole: dict, parts: dict):
+    """Of each tensor to 1e-6 of its own largest.
+
+    Only a key's bias is measured by the key's kernel: it adds as much to all scores of
+    a query, so its gradient is 0, and what is found is how terms as large as the
+    kernel's were rounded before they cancelled (1e-12, of 1e-5).
+    """
+    whole, parts = flatten(whole), flatten(parts)
+    assert whole.keys() == parts.keys()
+    for name, gradient in whole.items():
+        measure = whole[name.replace("attention/k/bias", "attention/k/kernel")]
+        size = np.abs(measure).max()
+        assert size > 0, name
+        np.testing.assert_allclose(
+            parts[name], gradient, rtol=0, atol=1e-6 * size, err_msg=name
+        )
+
+
+def uneven_batch() -> dict[str, np.ndarray]:
+    """Its four parts hold different numbers of tokens, and so of predictions."""
+    batch = make_batch() | {"words": np.cumsum(np.ones((B, S), np.int32), 1)}
+    sums = batch["group"].reshape(-1, 4, S).sum((0, 2))
+    assert len(set(sums.tolist())) == 4
+    return batch
+
+
 @pytest.mark.parametrize("objective", [WHOLE, FOUND, FORMS], ids=lambda of: of.name)
 def test_parts_of_a_batch_add_up_to_the_whole(objective):
     """With dropout on, and parts that hold different numbers of predictions; of pairs,
     too, where these are asked of rows of one form."""
-    arch = ARCH.but(types=6) if objective is FORMS else ARCH
-    towers = objective.towers(arch)
-    model = Model(arch, towers=towers)
-    params = init_params(model, jax.random.key(1), heads=objective.heads)
-    batch = make_batch() | {"words": np.cumsum(np.ones((B, S), np.int32), 1)}
-    sums = batch["group"].reshape(-1, 4, S).sum((0, 2))
-    assert len(set(sums.tolist())) == 4
+    batch = uneven_batch()
     if objective is FORMS:
         key = jax.random.fold_in(jax.random.key(7), 3)
         keys = row_keys(jax.random.split(key)[0], jnp.arange(B))
@@ -277,15 +316,14 @@ def test_parts_of_a_batch_add_up_to_the_whole(objective):
         pairs = asked.reshape(-1, 4).sum(0)
         assert len(set(pairs.tolist())) == 4
 
-    def after(accumulate: int):
-        optimizer = optax.sgd(1.0)
-        step = make_train_step(model, objective, optimizer, accumulate=accumulate)
-        state = TrainState(
-            *(jnp.int32(3), params, optimizer.init(params)), seed=jnp.uint32(7)
-        )
-        return jax.jit(step, compiler_options=QUICK)(state, batch)
-
-    (one, means), (four, their_means) = after(1), after(4)
+    # The gradient as it is: the difference of two parameters is rounded to what their
+    # last places are worth (a norm's scale is 1: to 6e-8), which hides small ones.
+    keep = optax.GradientTransformation(
+        lambda params: jax.tree.map(jnp.zeros_like, params),
+        lambda grads, _, params: (jax.tree.map(jnp.negative, grads), grads),
+    )
+    found = parts_and_whole(objective, lambda _: keep, batch)
+    params, (one, means), (four, their_means) = found
     assert means.keys() == their_means.keys()
     if objective is FORMS:
         assert float(means["next_sentence_loss"].count) == pairs.sum() < B
@@ -295,18 +333,40 @@ def test_parts_of_a_batch_add_up_to_the_whole(objective):
     for name, mean in means.items():
         theirs = float(their_means[name].value)
         assert theirs == pytest.approx(float(mean.value), rel=1e-6), name
-    for a, b in zip(*map(jax.tree.leaves, (one.params, four.params)), strict=True):
-        largest = max(1.0, np.abs(a).max())  # gradients of a loss that counts 50 times
-        np.testing.assert_allclose(b, a, rtol=0, atol=1e-6 * largest)
+    assert_same_gradients(one.opt_state, four.opt_state)
     moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), one.params, params)
     assert np.median(jax.tree.leaves(moved)) > 1e-3
 
 
+def test_parts_are_clipped_as_the_whole():
+    """By the norm of their sum, once. What Adam makes of the clipped gradient goes
+    element by element, so its first moment, a tenth of it, is what is compared."""
+    optim = Optim(lr=1e-3, warmup=0, clip=0.1)
+    make = lambda params: make_optimizer(optim, 100, params)  # noqa: E731
+    objective = MaskedLM(300, 4, (0, 1, 2, 3, 4))
+    _, (one, means), (four, _) = parts_and_whole(objective, make, uneven_batch())
+    assert float(means["grad_norm"].value) > 10 * optim.clip
+    first, theirs = (optax.tree.get(after.opt_state, "mu") for after in (one, four))
+    size = float(optax.tree.norm(first))
+    assert size == pytest.approx((1 - optim.beta1) * optim.clip, rel=1e-5)
+    assert_same_gradients(first, theirs)
+
+
 PIECES = (300, 4, (0, 1, 2, 3, 4))
+TABLE = make_similar(  # words of two pieces
+    list(np.arange(5, 85, dtype=np.int32).reshape(40, 2)),
+    np.random.default_rng(0).normal(size=(40, 4)),
+    names=[str(n) for n in range(40)],
+    **dict(tokenizer="0", found_by="spaces", neighbours=10),
+)
 DRAWN = {
     "token": MaskedLM(*PIECES),
     "word": MaskedLM(*PIECES, choose="word"),
+    "ngram": MaskedLM(*PIECES, choose="ngram"),
+    "macbert": MaskedLM(*PIECES, choose="macbert"),
     "span": MaskedLM(*PIECES, choose="span"),
+    "run": MaskedLM(*PIECES, choose="span", replace="run"),
+    "similar": MaskedLM(*PIECES, choose="word", replace="similar", table=TABLE),
     "replaced_token": ReplacedToken(*PIECES, generator=0.5),
     "permuted_lm": PermutedLM(PIECES[-1], partial=3),
     "unilm": UniLM(*PIECES),
@@ -326,6 +386,7 @@ def still(name: str, copies: int = 0):
     batch = make_batch()
     place = np.broadcast_to(np.arange(1, S + 1, dtype=np.int32), (B, S))
     batch["words"] = np.where(batch["ids"] > 4, (place + 1) // 2, 0)
+    batch["word_id"] = batch["words"]  # some of the table
 
     def loss(number: int, seed: int, epoch: int = 0) -> float:
         state = TrainState(

@@ -15,14 +15,24 @@ from bert_jax.cli import main
 from bert_jax.config import load_config, override, resolve
 from bert_jax.data.prepare import prepare
 from bert_jax.data.rows import Rows
-from bert_jax.data.tokenizers import SPECIALS, WordPiece, train_bpe, train_wordpiece
+from bert_jax.data.tokenizers import (
+    SPECIALS,
+    WordBPE,
+    WordPiece,
+    train_bpe,
+    train_chars,
+    train_wordpiece,
+)
 from bert_jax.errors import InputError
 from bert_jax.evaluate import evaluate
 from bert_jax.evaluators.held_out import HeldOut
 from bert_jax.metrics import NotFiniteError, read_metrics
+from bert_jax.objective import check_rows
 from bert_jax.objectives.base import Mean
+from bert_jax.objectives.masked_lm import MaskedLM
 from bert_jax.parity import tiny as tiny_arch
-from bert_jax.presets import preset
+from bert_jax.presets import PRESETS, preset
+from bert_jax.sharding import make_mesh
 from bert_jax.step import TrainState
 from bert_jax.train import train
 from bert_jax.warm_start import shared_pieces
@@ -135,11 +145,11 @@ def test_scores_are_there_whenever_the_last_checkpoint_is(
 
     score, calls = HeldOut.run, []
 
-    def killed_at_the_first_and_third(self, params):
+    def killed_at_the_first_and_third(self, params, **options):
         calls.append(len(calls))
         if calls[-1] in (0, 2):
             raise Killed
-        return score(self, params)
+        return score(self, params, **options)
 
     run = tiny.make_run(
         tiny_corpus, steps=4, eval__data=tiny_corpus.path, eval__every=2
@@ -157,7 +167,7 @@ def test_scores_are_there_whenever_the_last_checkpoint_is(
 
 
 def test_an_evaluation_that_fails_loses_no_training(tiny_corpus, tmp_path, monkeypatch):
-    def fails(self, params):
+    def fails(self, params, **_):
         raise InputError("the held-out text is gone")
 
     monkeypatch.setattr(HeldOut, "run", fails)
@@ -196,7 +206,7 @@ def test_the_clock_goes_on_while_lines_are_written(tiny_corpus, monkeypatch):
     one = Mean(np.float32(1), np.float32(1))
     means = dict.fromkeys(("loss", "grad_norm", "real_tokens"), one)
     for step in range(1, 7):
-        under_way.add(step, means, "", flops=1e9)
+        under_way.add(step, means, 0, flops=1e9)
     under_way.finish()
     assert rates == pytest.approx([1.0, 2 / 7, 2 / 7])
 
@@ -264,6 +274,7 @@ def test_what_a_stopped_run_saved_takes_no_place(tmp_path):
         checkpoints.save(
             TrainState(step=number, params=one, opt_state=one, seed=number)
         )
+        checkpoints.wait()
         seen[step] = checkpoints.steps()
     assert seen[13] == [10, 13]
     assert seen[17] == [10, 17]
@@ -303,25 +314,36 @@ def test_a_loss_that_is_not_finite_between_checkpoints(tiny_corpus, tmp_path):
     assert not (tmp_path / "run/checkpoints").exists()
 
 
-def test_a_full_disk_keeps_the_last_good_checkpoint(tiny_corpus, tmp_path, monkeypatch):
+@pytest.mark.parametrize("when", ["at once", "later"])
+def test_a_full_disk_keeps_the_last_good_checkpoint(
+    tiny_corpus, tmp_path, monkeypatch, when
+):
     import orbax.checkpoint as ocp
 
-    save = ocp.StandardCheckpointer.save
+    save, listed = ocp.AsyncCheckpointer.save, checkpoint.size_and_hash
 
-    def fails_later(self, path, *args, **kwargs):
-        if "/4/" in str(path):
-            (path.parent / "half.tmp").write_bytes(b"x")
+    def fails_at_once(self, path, *args, **kwargs):
+        if path.name == "4":
+            (path.parent / "4.orbax-checkpoint-tmp").mkdir()
             raise OSError(28, "No space left on device")
         return save(self, path, *args, **kwargs)
 
-    monkeypatch.setattr(ocp.StandardCheckpointer, "save", fails_later)
+    def fails_later(path):
+        if "checkpoints/4/" in str(path):
+            raise OSError(28, "No space left on device")
+        return listed(path)
+
+    if when == "at once":
+        monkeypatch.setattr(ocp.AsyncCheckpointer, "save", fails_at_once)
+    else:  # in the thread that writes, while the next steps are done
+        monkeypatch.setattr(checkpoint, "size_and_hash", fails_later)
     with pytest.raises(InputError) as caught:
         train(tiny.make_run(tiny_corpus), tmp_path / "run", progress=False)
     text = str(caught.value)
     assert "checkpoint of step 4 could not be written" in text
     assert "No space left" in text
     assert "last good one is step 2" in text
-    assert not (tmp_path / "run/checkpoints/4").exists()
+    assert [path.name for path in (tmp_path / "run/checkpoints").iterdir()] == ["2"]
     monkeypatch.undo()
     assert train(tiny.make_run(tiny_corpus), tmp_path / "run", progress=False)[
         "finished"
@@ -514,10 +536,8 @@ def test_one_device_and_eight_agree(tiny_corpus, finished, tmp_path):
     """The fixture ran on eight devices; a mesh of one gives the same losses."""
     import bert_jax.train as module
 
-    mesh = jax.make_mesh(
-        (1,), ("data",), (jax.sharding.AxisType.Auto,), devices=jax.devices()[:1]
-    )
-    original, module.make_mesh = module.make_mesh, lambda: mesh
+    original = module.make_mesh
+    module.make_mesh = lambda axes: original(axes, jax.devices()[:1])
     try:
         train(tiny.make_run(tiny_corpus), tmp_path / "one", progress=False)
     finally:
@@ -579,6 +599,41 @@ def test_another_function_is_refused(tiny_corpus, finished, tmp_path):
     assert "arch.norm_place is 'post' there, 'pre' here" in str(caught.value)
 
 
+CAUSAL = {"objective__name": "causal_lm"}
+ORDERS = {
+    "bert": (CAUSAL, "'causal'", "all", "causal"),
+    "gpt": ({"arch__order": "causal"}, "'all'", "causal", "all"),
+    "backward": (
+        {**CAUSAL, "objective__direction": "backward"},
+        *("'backward'", "all", None),
+    ),
+    "agreed": ({**CAUSAL, "arch__order": "causal"}, None, None, None),
+    "as it is": ({}, None, None, None),
+}
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_a_model_that_is_read_otherwise_than_trained(tiny_corpus, name: str):
+    told, trained, read, advice = ORDERS[name]
+    run = tiny.make_run(tiny_corpus, rows="full", **told)
+    (leg,), said = course.course_of(run).legs, []
+    lane.make_lane(leg, tiny_corpus, None, make_mesh(run.mesh), said.append)
+    lines = [line for line in said if "arch.order" in line]
+    if trained is None:
+        assert not lines
+        return
+    (line,) = lines
+    assert f"to read in the order {trained}, but probes" in line
+    assert f"load go by config.arch.order={read}" in line
+    assert line.endswith(f"give --config.arch.order={advice}") == (advice is not None)
+
+
+def test_presets_are_read_as_they_are_trained():
+    for name in PRESETS:
+        causal = preset(name).objective == "causal_lm"
+        assert preset(name).arch.order == ("causal" if causal else "all"), name
+
+
 def test_lamb_shows_how_far_it_trusts_each_layer(tiny_corpus, tmp_path):
     run = tiny.make_run(tiny_corpus, steps=2, log_every=1, optim__name="lamb")
     train(run, tmp_path / "run", progress=False)
@@ -629,11 +684,67 @@ def test_words_that_chinese_does_not_show(tmp_path):
         )
         for words in ("pieces", "spaces")
     )
-    assert with_words.shows_words
+    assert not with_words.hides_words
     run = tiny.make_run(corpus, objective__choose="word")
     with pytest.raises(InputError, match="does not show: .* Prepare it with --words"):
         train(run, tmp_path / "run", progress=False)
     assert not (tmp_path / "run/run.json").exists()
+
+
+CHINESE = "猫 看 远山 ， 狗 画 流水 ， 鸟 听 明月 ， 江流 石 不 转 ， 大雪 满 弓刀 。"
+SCRIPTS = {
+    "chinese": CHINESE.replace(" ", ""),
+    "spaced": CHINESE,
+    "thai": "แมวมองเห็นทะเลสีครามและนกก็ร้องเพลงอยู่บนต้นไม้ใหญ่",
+    "kana": "ねこがうみをみていてとりはきのうえでうたをうたっていた。",
+    "english": "The cat sees the blue sea, and a bird sings in the tall tree.",
+}
+
+
+def tokenizer_of(kind: str, text: str):
+    """Byte BPE is made from English, as RoBERTa's: others are bytes to it."""
+    if kind == "gpt":
+        letters = sorted({*text.lower()} - {" "})
+        return WordBPE(["<unk>", *letters, *(f"{c}</w>" for c in letters)], [])
+    if kind == "byte bpe":
+        return train_bpe([SCRIPTS["english"]], vocab_size=280, progress=False)
+    return train_chars([text], progress=False)
+
+
+@pytest.mark.parametrize(
+    ("script", "kind", "words", "why"),
+    [
+        ("chinese", "byte bpe", "pieces", "words of more than 16 pieces"),
+        ("spaced", "byte bpe", "spaces", ""),
+        ("thai", "byte bpe", "pieces", "words of more than 16 pieces"),
+        ("kana", "byte bpe", "pieces", "words of more than 16 pieces"),
+        ("kana", "chars", "pieces", "words of more than 16 pieces"),
+        ("english", "byte bpe", "pieces", ""),
+        ("english", "chars", "pieces", ""),
+        ("english", "gpt", "pieces", "does not tell whether it begins one"),
+        ("english", "gpt", "spaces", ""),
+    ],
+)
+def test_words_that_pieces_do_not_show(tmp_path, script, kind, words, why):
+    """In text without spaces, by pieces alone, a sentence would be a word: longer than
+    what is hidden of a row."""
+    text = tmp_path / "text.txt"
+    text.write_text("\n\n".join([f"{SCRIPTS[script]}\n" * 3] * 20), encoding="utf-8")
+    corpus = prepare(
+        [str(text)],
+        tokenizer=tokenizer_of(kind, text.read_text()),
+        out=tmp_path / "corpus",
+        words=words,
+        progress=False,
+    )
+    rows = Rows(corpus, "stream", 32)
+    check_rows(MaskedLM(corpus.tokenizer.size, 4, ()), rows)
+    whole_words = MaskedLM(corpus.tokenizer.size, 4, (), choose="word")
+    if why:
+        with pytest.raises(InputError, match=f"not show: .*{why}. Prepare it with"):
+            check_rows(whole_words, rows)
+    else:
+        check_rows(whole_words, rows)
 
 
 def refused(corpus, told: dict, workdir, monkeypatch) -> str:

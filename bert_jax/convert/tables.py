@@ -156,6 +156,7 @@ class Layout:
     def to_config(self, arch: Arch, heads: Iterable[str] = (), labels=()) -> dict:
         """The config.json of an Arch; with the labels where one of the heads has them
         (other heads have two outputs, but transformers would give them as many)."""
+        arch = arch.definition
         must_be = {name: [value] for name, value in self.arch.items()}
         config: dict = {"model_type": self.model_type}
         for field in self.config:

@@ -43,6 +43,8 @@ from bert_jax.errors import InputError
 
 FORMAT = 2
 PAGE = 128  # pieces under one checksum
+LONG_WORD = 16  # pieces: text with spaces has few words that are longer
+SAMPLED = 4  # records in which words are measured
 
 # What a record keeps of each piece, by name: a number of that type; None is a bit.
 Columns = dict[str, np.dtype | None]
@@ -82,11 +84,31 @@ class Corpus:
         return tuple(self.about["units"])
 
     @cached_property
-    def shows_words(self) -> bool:
-        """Whether words are stored, or pieces tell where they begin: not in Chinese."""
+    def hides_words(self) -> str:
+        """Why neither what is stored nor the pieces tell where words begin; "" where
+        they do. In text without spaces they do not."""
+        if "words" in self.units:
+            return ""
+        if not self.tokenizer.tells_starts:
+            return "a piece of its tokenizer does not tell whether it begins one"
         vocab, counts = self.tokenizer.vocab, self.index["counts"]
         alone = [n for n, piece in enumerate(vocab) if IDEOGRAPH.fullmatch(piece)]
-        return "words" in self.units or counts[alone].sum() < counts.sum() / 2
+        if counts[alone].sum() >= counts.sum() / 2:
+            return "most of its pieces are single ideographs"
+        sizes = self.word_sizes()
+        if sizes[sizes > LONG_WORD].sum() >= sizes.sum() / 2:
+            return f"most of its pieces lie in words of more than {LONG_WORD} pieces"
+        return ""
+
+    def word_sizes(self) -> np.ndarray:
+        """Pieces of each word, as pieces alone tell, in a few records from its first to
+        its last."""
+        few = np.unique(np.linspace(0, self.records - 1, SAMPLED, dtype=int))
+        sizes = self.index["pieces"][few].tolist()
+        read = map(self.read_record, few, [0] * len(few), sizes)
+        ids = np.concatenate([columns["ids"] for columns in read])
+        begins = np.flatnonzero(self.tokenizer.starts[ids])
+        return np.diff(begins, prepend=0, append=len(ids))
 
     @cached_property
     def columns(self) -> Columns:

@@ -5,7 +5,6 @@ of a batch and reads only their text; what was read for a slot is kept until the
 has gone through it, so nothing is read twice.
 """
 
-import zlib
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -15,6 +14,7 @@ from bert_jax.data.order import DIRECTIONS, Order, Read
 from bert_jax.data.rows import Batch, Rows
 from bert_jax.errors import InputError, unknown
 
+Part = slice | np.ndarray  # rows of a batch, by number
 READERS = 16  # reads under way at a time; in a bucket each takes tens of milliseconds
 
 
@@ -25,9 +25,9 @@ class Stream:
     from its end to its beginning (XLNet's bi-directional data).
     """
 
-    def __init__(self, rows: Rows, order: Order, part: slice, *, both: bool = False):
+    def __init__(self, rows: Rows, order: Order, part: Part, *, both: bool = False):
         self.rows, self.order, self.both = rows, order, both
-        self.slots = range(order.batch * (2 if both else 1))[part]
+        self.slots = np.arange(order.batch * (2 if both else 1))[part].tolist()
         self.pool = ThreadPoolExecutor(READERS)
         self.under_way: dict[Read, tuple[Future, np.ndarray]] = {}
 
@@ -86,7 +86,7 @@ def train_batches(
     size: int,
     start: int,
     stop: int,
-    part: slice,
+    part: Part,
     alpha: float = 1.0,
     direction: str = "forward",
 ) -> Iterator[Batch]:
@@ -122,21 +122,26 @@ def train_batches(
     return _through_tf_data(rows, stream.batch, start, stop)
 
 
-def eval_batches(rows: Rows, *, size: int, count: int | None = None) -> Iterator[Batch]:
-    """The rows of the plan in their order, or `count` of them spread over all.
+def eval_batches(
+    rows: Rows, *, size: int, count: int | None = None, part: Part = slice(None)
+) -> Iterator[Batch]:
+    """The rows of the plan in their order, or `count` of them spread over all; of each
+    batch the rows `part` out of `size`.
 
     The last batch is filled up with rows of padding, whose row_id is -1.
     """
     total = len(rows) if count is None else min(count, len(rows))
     numbers = np.arange(total) * len(rows) // total
+    slots = np.arange(size)[part]
 
     def batch(step: int) -> Batch:
-        chosen = numbers[step * size : (step + 1) * size].tolist()
-        if total == len(rows):
+        mine = step * size + slots
+        chosen = numbers[mine[mine < total]].tolist()
+        if chosen and chosen[-1] + 1 - chosen[0] == len(chosen):
             texts = [rows.read(chosen[0], chosen[-1] + 1)] * len(chosen)
         else:
             texts = [rows.read(number, number + 1) for number in chosen]
-        return rows.build(chosen, texts, size)
+        return rows.build(chosen, texts, len(slots))
 
     return _through_tf_data(rows, batch, 0, -(-total // size))
 
@@ -174,9 +179,15 @@ def _through_tf_data(rows: Rows, batch, start: int, stop: int) -> Iterator[Batch
         errors.clear()  # a traceback holds on to the stream
 
 
-def checksum(batch: Batch) -> str:
-    """Eight hex digits that tell one batch from another."""
-    total = 0
-    for name in sorted(batch):
-        total = zlib.crc32(np.ascontiguousarray(batch[name]), total)
-    return f"{total:08x}"
+def checksum(batch: Batch, *, xp=np):
+    """A uint32 that tells one batch from another: a sum over its elements, so that with
+    xp=jax.numpy its rows may lie on many devices."""
+    totals = []
+    for number, name in enumerate(sorted(batch)):
+        column = batch[name]
+        place = xp.arange(column.size, dtype=xp.uint32).reshape(column.shape)
+        x = (place + xp.uint32(number)) * xp.uint32(0x9E3779B9)
+        x = (x ^ column.astype(xp.uint32)) * xp.uint32(0x7FEB352D)
+        x = (x ^ (x >> 15)) * xp.uint32(0x846CA68B)
+        totals.append((x ^ (x >> 16)).sum(dtype=xp.uint32))
+    return xp.stack(totals).sum(dtype=xp.uint32)

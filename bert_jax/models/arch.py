@@ -16,7 +16,7 @@ CHOICES = {
     "type_scheme": ("absolute", "relative"),
     "embed_norm": ("norm", "none"),
     "embed_scale": ("none", "sqrt"),
-    "attention": ("dense", "window"),
+    "attention": ("dense", "flash", "auto", "window"),
     "attention_bias": ("all", "none"),
     "norm_place": ("post", "pre"),
     "share": ("none", "all", "attention", "ffn"),
@@ -26,7 +26,7 @@ CHOICES = {
     "pooler": ("tanh", "gelu", "relu", "none"),
     "pool_from": ("first", "last"),
     "residual_init": ("same", "depth"),
-    "remat": ("none", "dots", "full"),
+    "remat": ("none", "dots", "kept", "full"),
 }
 MOST = 2**24  # of any size; more is no model but a slip
 SIZES = {  # the least that each may be
@@ -66,7 +66,9 @@ class Arch:
     streams: int = 1  # 2: a vector for the query stream is learned (XLNet)
 
     # The layers.
-    attention: str = "dense"  # dense | window: near tokens and global ones (Longformer)
+    # dense | flash: the same in linear memory, by a TPU's kernel | auto: flash for long
+    # rows on a TPU | window: near tokens and global ones (Longformer).
+    attention: str = "dense"
     window: int = 512  # tokens a window spans, half of them on each side
     global_slots: int = 64  # window: the most global tokens that a row may have
     attention_bias: str = "all"  # all | none: biases of q, k, v, o
@@ -90,7 +92,9 @@ class Arch:
     # Choices of how it is run; none of them changes the result.
     vocab_multiple: int = 128  # tables are stored padded to a multiple of this
     stack: str = "loop"  # loop | scan | scan:k, k layers a trip
-    remat: str = "none"  # what the backward pass computes again: none | dots | full
+    # What the backward pass finds saved: none: all | dots: results of products | kept:
+    # linear.keep | full: nothing but inputs of layers
+    remat: str = "none"
 
     def __post_init__(self):
         kinds = {"int": int, "float": int | float, "str": str}
@@ -147,7 +151,8 @@ class Arch:
         clash(not alone, ("streams", "position"), "must be 1, or 2 with 'xl', not with")
         relative = self.type_scheme == "relative"
         clash(relative and not xl, ("type_scheme", "position"), "needs 'xl', not")
-        clash(window and not learned, ("attention", "position"), "needs 'learned', not")
+        fast = window or self.attention == "flash"
+        clash(fast and not learned, ("attention", "position"), "needs 'learned', not")
         clash(window and self.window % 2, ("window", "attention"), "must be even for")
         near = functional and not self.max_distance
         clash(near, ("max_distance", "position"), "must be at least 1 for")
@@ -212,6 +217,12 @@ class Arch:
             int(n // inner / (runs / self.groups)) * inner + n % inner
             for n in range(self.layers)
         ]
+
+    @property
+    def definition(self) -> "Arch":
+        """The same function, by dense attention where flash attention computes it."""
+        fast = self.attention in ("flash", "auto")
+        return self.but(attention="dense") if fast else self
 
     def but(self, **changes) -> "Arch":
         """The same architecture with some fields changed."""

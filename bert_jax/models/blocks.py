@@ -22,7 +22,9 @@ import jax.numpy as jnp
 from bert_jax.models import positions
 from bert_jax.models.attention import attend
 from bert_jax.models.dropout import Noise, dropout
-from bert_jax.models.linear import ACTIVATE, Part, dense, norm, residual_shrink
+from bert_jax.models.flash import attend_flash
+from bert_jax.models.linear import ACTIVATE, Part, dense, keep, residual_shrink
+from bert_jax.models.norm import norm
 from bert_jax.models.positions import BIASES, TYPES, ByHead
 from bert_jax.models.tokens import Memory, after
 from bert_jax.models.view import View
@@ -58,7 +60,7 @@ class Attention(Part):
         )
 
         def project(name: str, states: jax.Array) -> jax.Array:
-            return linear(name)(states).reshape(*states.shape[:-1], H, K)
+            return keep(linear(name)(states)).reshape(*states.shape[:-1], H, K)
 
         q = project("q", x)
         if answers is None:
@@ -82,6 +84,10 @@ class Attention(Part):
                 )
             else:
                 mixed, probabilities = self.by_reach((q, k, v), far, view, options)
+        elif view.visible is None:
+            mixed = attend_flash(
+                q, k, v, asking=view.tokens, answering=view.keys, **options
+            )
         else:
             bias = relative = None
             if arch.position == "functional":
@@ -97,6 +103,7 @@ class Attention(Part):
             mixed, probabilities = attend(
                 q, k, v, visible=view.visible, bias=bias, relative=relative, **options
             )
+            mixed = keep(mixed)
         out = dense(
             arch.width,
             arch,
@@ -126,7 +133,7 @@ class FeedForward(Part):
     @nn.compact
     def __call__(self, x):
         arch = self.arch
-        x = dense(arch.inner, arch, self.dtype, "inner")(x)
+        x = keep(dense(arch.inner, arch, self.dtype, "inner")(x))
         x = ACTIVATE[arch.activation](x)
         shrink = residual_shrink(arch)
         return dense(arch.width, arch, self.dtype, "outer", shrink=shrink)(x)

@@ -12,8 +12,10 @@ import jax.numpy as jnp
 
 from bert_jax.models.arch import Arch
 from bert_jax.models.dropout import Noise, dropout
-from bert_jax.models.linear import Part, norm
+from bert_jax.models.linear import Part
+from bert_jax.models.norm import norm
 from bert_jax.models.tokens import Tokens
+from bert_jax.placing import apart_by_pieces
 
 
 def padded_table(arch: Arch):
@@ -32,7 +34,8 @@ class Embed(Part):
         arch = self.arch
         draw = jax.nn.initializers.truncated_normal(arch.init_std)
         E = arch.table_width
-        self.token = self.param("token", padded_table(arch), (arch.padded_vocab, E))
+        table = self.param("token", padded_table(arch), (arch.padded_vocab, E))
+        self.token = apart_by_pieces(table)
         if arch.position == "learned":
             self.position = self.param("position", draw, (arch.max_positions, E))
         if self.has_types:

@@ -30,8 +30,14 @@ import jax.numpy as jnp
 
 from bert_jax.models.arch import Arch
 from bert_jax.models.attention import HIDDEN
-from bert_jax.models.linear import ACTIVATE, Part, dense, norm
+from bert_jax.models.linear import ACTIVATE, Part, add_bias, dense
+from bert_jax.models.norm import norm
 from bert_jax.models.tokens import take
+from bert_jax.placing import (
+    apart_by_pieces,
+    apart_by_rows,
+    apart_by_rows_and_pieces,
+)
 
 HEADS = ("lm", "pooler", "nsp", "sop", "rtd", "classify", "tag", "span", "choice")
 HEADS += ("answer", "sbo", "capital", "relation")
@@ -78,13 +84,11 @@ def tied_logits(
     """x [B, P, E] times the token table, plus a bias: [B, P, padded V]."""
     exists = jnp.arange(arch.padded_vocab) < arch.vocab_size
     B, P, E = x.shape
-    flat = x.reshape(B * P, E)
+    flat = apart_by_rows(x.reshape(B * P, E))
     logits = jnp.matmul(flat, table.T, preferred_element_type=jnp.float32)
+    logits = apart_by_rows_and_pieces(logits)
     if bias is not None:
-        # As a product, for its gradient: the sum over rows of an array this wide is
-        # fifty times slower on a CPU than a product with ones.
-        ones = jnp.ones((B * P, 1), jnp.float32)
-        logits += ones @ jnp.where(exists, bias, 0.0)[None]
+        logits = add_bias(logits, jnp.where(exists, apart_by_pieces(bias), 0.0))
     return jnp.where(exists, logits, -jnp.inf).reshape(B, P, -1)
 
 

@@ -1,12 +1,15 @@
-"""The small parts that every layer is made of: linear map, norm, activation."""
+"""The small parts that every layer is made of: linear map and activation."""
 
+from collections.abc import Callable
 from functools import partial
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from bert_jax.models.arch import Arch
+from bert_jax.placing import on_tpu
 
 
 class Part(nn.Module):
@@ -29,6 +32,24 @@ ACTIVATE = {
 }
 
 
+class Linear(nn.Module):
+    """y = x W + b, in the type of the computation."""
+
+    features: int
+    dtype: jnp.dtype
+    init: Callable
+    bias: bool = True
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        kernel = self.param("kernel", self.init, (x.shape[-1], self.features))
+        y = product(x.astype(self.dtype), kernel.astype(self.dtype))
+        if not self.bias:
+            return y
+        bias = self.param("bias", nn.initializers.zeros, (self.features,))
+        return add_bias(y, bias.astype(self.dtype))
+
+
 def dense(
     features: int,
     arch: Arch,
@@ -37,17 +58,10 @@ def dense(
     *,
     bias: bool = True,
     shrink: float = 1.0,
-) -> nn.Dense:
+) -> Linear:
     """A linear map with BERT's initialiser: a normal cut at 2σ, not rescaled."""
     init = jax.nn.initializers.truncated_normal(arch.init_std * shrink)
-    return nn.Dense(
-        features,
-        use_bias=bias,
-        dtype=dtype,
-        kernel_init=init,
-        dot_general=product,
-        name=name,
-    )
+    return Linear(features, dtype, init, bias, name=name)
 
 
 def residual_shrink(arch: Arch) -> float:
@@ -56,18 +70,39 @@ def residual_shrink(arch: Arch) -> float:
     return (2 * arch.layers) ** -0.5 if arch.residual_init == "depth" else 1.0
 
 
-def product(x: jax.Array, kernel: jax.Array, _, precision=None) -> jax.Array:
+KEPT = "kept"
+
+
+def keep(x: jax.Array) -> jax.Array:
+    """x, marked as what arch.remat="kept" saves for the backward pass: the results of
+    products and attention, and what norms ask for. Activations, dropout and softmax are
+    cheaper to compute again than to store and read."""
+    return checkpoint_name(x, KEPT)
+
+
+def product(x: jax.Array, kernel: jax.Array) -> jax.Array:
     """x [..., I] times kernel [I, O], as one product of two matrices.
 
     The gradient for the kernel of a product over [B, S, I] makes XLA transpose and copy
     on a CPU: it takes twice as long as this one.
     """
-    flat = jnp.matmul(x.reshape(-1, x.shape[-1]), kernel, precision=precision)
+    flat = jnp.matmul(x.reshape(-1, x.shape[-1]), kernel)
     return flat.reshape(*x.shape[:-1], kernel.shape[-1])
 
 
-def norm(arch: Arch, dtype, name: str | None = None) -> nn.LayerNorm:
-    """Layer normalisation with the two-pass variance, computed in f32."""
-    return nn.LayerNorm(
-        epsilon=arch.norm_eps, dtype=dtype, use_fast_variance=False, name=name
-    )
+@jax.custom_vjp
+def add_bias(y: jax.Array, bias: jax.Array) -> jax.Array:
+    """y [..., O] + bias [O]. Its gradient for the bias is a product with ones, which
+    the matrix unit of a TPU has long done when a sum over rows would still go on."""
+    return y + bias
+
+
+def add_bias_backward(_, dy: jax.Array):
+    flat = dy.reshape(-1, dy.shape[-1])
+    # Of a product with one row the compiler of TPUs makes a sum again.
+    ones = jnp.ones((8 if on_tpu() else 1, len(flat)), dy.dtype)
+    sums = jnp.matmul(ones, flat, preferred_element_type=jnp.float32)
+    return dy, sums[0].astype(dy.dtype)
+
+
+add_bias.defvjp(lambda y, bias: (y + bias, None), add_bias_backward)

@@ -17,6 +17,7 @@ from bert_jax.errors import InputError, unknown
 from bert_jax.models.arch import Arch
 from bert_jax.models.dropout import Noise
 from bert_jax.models.embed import Embed
+from bert_jax.models.flash import takes_flash
 from bert_jax.models.heads import BY_PIECE, HEADS, ON_POOLED, ON_TOKENS, make_head
 from bert_jax.models.linear import Part, dense
 from bert_jax.models.stack import Stack
@@ -59,7 +60,8 @@ class Tower(Part):
         if memory is not None:
             bare = tokens.replace(vectors=None, reach=None, task=None)
             k = jax.tree.map(after, memory.tokens, bare)
-        quadratic = arch.attention == "dense" or "attentions" in capture
+        fast = arch.attention == "window" or takes_flash(arch, length=S)
+        quadratic = not fast or "attentions" in capture
         view = view_of(arch, tokens, k, length=S, dense=quadratic)
         query = None
         if streams == 2:
@@ -184,7 +186,7 @@ class Model(nn.Module):
             states, position = memory.states is not None, self.arch.position
             if states and position != "xl":
                 raise InputError(f"memory needs arch.position='xl', it is {position!r}")
-            if self.arch.attention != "dense":
+            if self.arch.attention == "window":
                 raise InputError("a window has no place for keys and values of before")
         if "sbo" in heads and spans is None:
             raise InputError("the head sbo needs `spans`")

@@ -13,13 +13,16 @@ import jax.numpy as jnp
 
 from bert_jax.models.blocks import Block
 from bert_jax.models.dropout import Noise
-from bert_jax.models.linear import Part, norm
+from bert_jax.models.linear import KEPT, Part
+from bert_jax.models.norm import norm
 from bert_jax.models.tokens import Memory
 from bert_jax.models.view import View
+from bert_jax.placing import apart_by_rows
 
 # What the backward pass finds saved, by name.
 SAVED = {
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "kept": jax.checkpoint_policies.save_only_these_names(KEPT),
     "full": jax.checkpoint_policies.nothing_saveable,
 }
 
@@ -49,7 +52,7 @@ class Stack(Part):
 
         def step(carry, layer):
             own, copy, number, memory = layer
-            x, g = carry
+            x, g = jax.tree.map(apart_by_rows, carry)
             params = own | {part: layer_of(layers[part], n) for part, n in copy.items()}
             asks = None if query is None else (g, query[1])
             there = noise and noise.at(number)
@@ -59,7 +62,9 @@ class Stack(Part):
             return carry, {name: inside[name] for name in capture}
 
         if arch.remat != "none":
-            step = jax.checkpoint(step, policy=SAVED[arch.remat])
+            # In a scan nothing can be merged with the forward pass anyway.
+            apart = arch.stack == "loop"
+            step = jax.checkpoint(step, policy=SAVED[arch.remat], prevent_cse=apart)
 
         numbers = jnp.arange(N, dtype=jnp.uint32)
         carry = (x, None if query is None else query[0])
@@ -84,7 +89,7 @@ class Stack(Part):
             carry, captured = jax.lax.scan(
                 step, carry, (own, copy, numbers, past), unroll=arch.trip
             )
-        x, g = carry
+        x, g = jax.tree.map(apart_by_rows, carry)
         if arch.norm_place == "pre":
             final_norm = norm(arch, self.dtype, "final_norm")
             x, g = final_norm(x), None if g is None else final_norm(g)

@@ -13,7 +13,8 @@ class View:
     """What the queries of one stream see; the same in every layer."""
 
     tokens: Tokens  # the queries
-    visible: jax.Array | None = None  # bool [B, Q, S]; None: the window kernel
+    keys: Tokens
+    visible: jax.Array | None = None  # bool [B, Q, S]; None: not for this kernel
     differs: jax.Array | None = None  # bool [B, Q, S]: of another type
     where: jax.Array | None = None  # [B, Q]: their place in the row; None = in order
     distances: jax.Array | None = None  # sinusoids of the position scheme
@@ -31,7 +32,7 @@ def view_of(
 ) -> View:
     """`dense` False leaves out all that grows with the square of the length."""
     if not dense:
-        return View(q)
+        return View(q, k)
     window = arch.window if arch.attention == "window" else None
     S = k.ids.shape[1]
     distances = differs = None
@@ -42,4 +43,4 @@ def view_of(
     if arch.type_scheme == "relative":
         differs = q.types[:, :, None] != k.types[:, None, :]
     seen = visible(q, k, strict=strict, window=window)
-    return View(q, seen, differs, where, distances)
+    return View(q, k, seen, differs, where, distances)

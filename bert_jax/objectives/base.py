@@ -63,6 +63,7 @@ class Objective(Protocol):
     """A frozen dataclass; its fields are its hyper-parameters."""
 
     name: str  # its file; its first scores are called NAME_loss and NAME_accuracy
+    order = "all"  # who sees whom in what it trains, as arch.order says it to others
 
     @property
     def heads(self) -> tuple[str, ...]:

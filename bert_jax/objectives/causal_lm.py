@@ -47,6 +47,10 @@ class CausalLM(Objective):
             raise InputError("\n".join(problems))
 
     @property
+    def order(self) -> str:
+        return ORDERS[self.direction]
+
+    @property
     def weights(self) -> dict[str, float]:
         return {"causal_lm_loss": 1.0}
 
@@ -78,7 +82,7 @@ class CausalLM(Objective):
         return {"causal_lm_loss": batch["weights"].sum()}
 
     def terms(self, net: Net, batch: Batch, carry=None) -> Terms:
-        tokens = tokens_of(batch, order=ORDERS[self.direction])
+        tokens = tokens_of(batch, order=self.order)
         asked = dict(where=batch["where"], heads=self.heads)
         out, carry = read_on(net, tokens, carry, batch.get("continues"), **asked)
         means = means_of(self.name, out["lm"], batch["targets"], batch["weights"])

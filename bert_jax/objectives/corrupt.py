@@ -193,11 +193,12 @@ def replace_by_similar(
     hide: float,
     randomise: float,
 ) -> jax.Array:
-    """Each chosen word becomes one of its similar words, each as probable, or random
-    pieces, or is kept: all of its pieces alike.
+    """Each chosen word becomes one of its similar words, each as probable, or any word
+    of the table with as many pieces, or is kept: all of its pieces alike.
 
-    A word that has no similar one, or was cut where the row ends, becomes random
-    pieces, too. Any piece may come, but never [MASK].
+    A word that has no similar one, or was cut where the row ends, becomes any word,
+    too; where the table has none of so many pieces, each of them becomes any piece but
+    [MASK].
     """
     S, index = ids.shape[0], jnp.arange(ids.shape[0])
     begins, ends = edges_of_words(words)
@@ -220,8 +221,16 @@ def replace_by_similar(
     taken = jnp.minimum((which * choices).astype(jnp.int32), choices - 1)
     similar = jnp.take_along_axis(similar, jnp.clip(taken, 0)[:, None], -1)[:, 0]
     place = index - first
-    place = jnp.where(word_id < 0, size - 1 - place, place)  # of text turned round
+    turned = (word_id < 0).any()  # the row, also where no word is the table's
+    place = jnp.where(turned, size - 1 - place, place)
     place = jnp.clip(place, 0, pieces.shape[1] - 1)
+    # Any word: of those with n pieces the first is by_size[start[n]].
+    by_size = np.argsort(table.sizes, kind="stable")
+    count = np.bincount(table.sizes, minlength=S + 1)
+    start, count = jnp.asarray(np.cumsum(count) - count), jnp.asarray(count)[size]
+    taken = jnp.minimum((which * count).astype(jnp.int32), count - 1)
+    other = jnp.asarray(by_size)[start[size] + jnp.clip(taken, 0)]
+    random = jnp.where(count > 0, pieces[other, place], random)
     known = (choices > 0) & (sizes[word] == size)
     changed = jnp.where(known, pieces[similar, place], random)
     new = jnp.where(

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import jax
 
+from bert_jax.errors import InputError, unknown
 from bert_jax.models.arch import Arch
 from bert_jax.objectives.base import (
     Batch,
@@ -22,12 +23,18 @@ from bert_jax.objectives.base import (
     tokens_of,
 )
 
+ORDERS = ("all", "causal")
+
 
 @dataclasses.dataclass(frozen=True)
 class Labels(Objective):
     column = ""  # the one they are in; the head has the name of the objective
 
     order: str = "all"  # who sees whom: all | causal, as the model was pretrained
+
+    def __post_init__(self):
+        if self.order not in ORDERS:
+            raise InputError(unknown("objective.order", self.order, ORDERS))
 
     @property
     def columns(self) -> tuple[str, ...]:

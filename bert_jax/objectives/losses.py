@@ -7,7 +7,9 @@ import jax.numpy as jnp
 def cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
     """-log softmax(logits)[target] for each prediction: [..., V], [...] -> [...]."""
     logits = logits.astype(jnp.float32)
-    chosen = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
+    # By a sum: a look-up would gather logits whose pieces lie on many devices.
+    is_target = jnp.arange(logits.shape[-1]) == targets[..., None]
+    chosen = jnp.sum(jnp.where(is_target, logits, 0.0), axis=-1)
     return jax.nn.logsumexp(logits, axis=-1) - chosen
 
 
@@ -18,5 +20,12 @@ def binary_cross_entropy(scores: jax.Array, answers: jax.Array) -> jax.Array:
 
 
 def correct(logits: jax.Array, targets: jax.Array) -> jax.Array:
-    """1 where the largest logit is the target's, else 0."""
-    return (logits.argmax(-1) == targets).astype(jnp.float32)
+    """1 where the largest logit, the first of those, is the target's, else 0."""
+    # By two reductions: `argmax` is one of pairs, for which devices that each have some
+    # of the pieces send each other as many numbers as there are logits. Numbers of
+    # pieces, far below 2^24, are floats, so that a TPU finds the best one while it adds
+    # up what is needed for the loss.
+    is_best = logits == logits.max(-1, keepdims=True)
+    pieces = jnp.arange(logits.shape[-1], dtype=jnp.float32)
+    best = -jnp.where(is_best, -pieces, -jnp.inf).max(-1)
+    return (best == targets).astype(jnp.float32)

@@ -18,7 +18,7 @@ be any of the vocabulary (RoBERTa: no special one). BERT's divides by Σ w + 1e-
 SpanBERT's boundary loss by n + 1. SpanBERT's cuts the last word to meet its budget,
 where here words stay whole and a row may have a few predictions less. ERNIE's chooses
 each unit, and MacBERT's each word, with probability 15 %, where here the number of
-pieces is what is 15 %; MacBERT's random word is here a random piece for each.
+pieces is what is 15 %.
 """
 
 import dataclasses
@@ -63,7 +63,7 @@ class MaskedLM(Objective):
     replace: str = "token"
     similar: str = ""  # folder of the table of similar words; "": the corpus's own
     hide: float = 0.8  # share of these shown as [MASK], or as a similar word
-    randomise: float = 0.1  # share of these shown as a random piece
+    randomise: float = 0.1  # share of these shown as a random piece, or word
     next_sentence: float = 1.0  # λ; 0 on rows that are not pairs
     boundary: float = 0.0  # μ
     task: int = 0  # what is added to every token of this task (ERNIE 2.0)

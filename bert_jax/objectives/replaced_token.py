@@ -20,6 +20,7 @@ are; moved for the model, they would undo what the generator has learned.
 """
 
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +32,7 @@ from bert_jax.objectives.losses import binary_cross_entropy
 from bert_jax.objectives.masked_lm import MaskedLM
 
 PHASES = ("joint", "generator", "discriminator")
+BLOCKS = 128  # of pieces, which divide over as many devices
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,11 +174,19 @@ def sample(logits: jax.Array, draws: jax.Array) -> jax.Array:
 
     Sums of so many numbers are rounded: they may fall a little, and end beside 1. So
     the draw is a share of the largest, and pieces that are impossible are left out.
+    They are added up in blocks: of pieces that lie on other devices only the sums of
+    their blocks have to be known.
     """
+    V = logits.shape[-1]
     each = jax.nn.softmax(logits.astype(jnp.float32))
-    so_far = jnp.where(each > 0, jnp.cumsum(each, axis=-1), 0.0)
-    wanted = draws[..., None] * so_far.max(-1, keepdims=True)
-    return ((each > 0) & (so_far >= wanted)).argmax(-1).astype(jnp.int32)
+    each = each.reshape(*draws.shape, math.gcd(V, BLOCKS), -1)
+    inside = jnp.cumsum(each, axis=-1)
+    whole = inside[..., -1]  # of each block
+    before = jnp.cumsum(whole, axis=-1) - whole
+    so_far = jnp.where(each > 0, before[..., None] + inside, 0.0)
+    wanted = draws[..., None, None] * so_far.max((-2, -1), keepdims=True)
+    piece = jnp.arange(V, dtype=jnp.int32).reshape(each.shape[-2:])
+    return jnp.where((each > 0) & (so_far >= wanted), piece, V - 1).min((-2, -1))
 
 
 def put(guesses: jax.Array, batch: Batch) -> tuple[jax.Array, jax.Array]:

@@ -98,6 +98,7 @@ CLASHES = [
         ("attention", "position"),
         dict(attention="window", position="functional", max_distance=3),
     ),
+    (("attention", "position"), dict(attention="flash", position="xl")),
     (("window", "attention"), dict(attention="window", window=7)),
     (("max_distance", "position"), dict(position="functional")),
     (

@@ -366,6 +366,8 @@ RUNS = [
     ("loop", "dots", "on"),
     ("loop", "full", "on"),
     ("scan", "dots", "on"),
+    ("loop", "kept", "on"),
+    ("scan", "kept", "on"),
     ("scan:2", "full", "on"),
     ("scan", "none", "off"),
 ]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from bert_jax.errors import InputError
 from bert_jax.models.arch import Arch
 from bert_jax.models.model import Model
 from bert_jax.objectives.base import loss_of
@@ -116,3 +117,8 @@ def test_a_causal_model_tags_without_what_follows():
     found = np.asarray(influence(vectors, 3))
     assert (found[:4] > 0).all()
     assert (found[4:] == 0).all()
+
+
+def test_an_order_that_there_is_not():
+    with pytest.raises(InputError, match=r"unknown objective\.order 'causl'.*causal"):
+        Tag(order="causl")

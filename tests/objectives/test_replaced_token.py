@@ -80,6 +80,35 @@ def test_draws_at_the_ends():
     assert 7 < found[0, 1] < 30000
 
 
+@pytest.mark.parametrize("count", [1024, 1000, 997], ids=["128", "8", "1"])
+def test_drawing_by_blocks_is_the_inverse_of_the_sums(count: int):
+    """Whatever the number of blocks, in f64: the first piece at which the sums reach
+    the draw. Impossible pieces fill blocks at the ends and in the middle; the third row
+    has all of its chance in one piece, and the last in the pieces around an edge."""
+    rng = np.random.default_rng(0)
+    logits = rng.normal(size=(4, count)) * [[0.1], [3.0], [0.1], [0.0]]
+    logits[:, :20] = logits[:, 400:430] = logits[:, -20:] = -np.inf
+    logits[2, 500] = 40.0
+    logits[3, :510], logits[3, 514:] = -np.inf, -np.inf
+    chances = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    so_far = np.cumsum(chances, axis=1)
+    draws = rng.uniform(size=(4, 2000))
+    draws[:, :2] = 0.0, np.nextafter(np.float32(1), 0)
+    draws, logits = draws.astype(np.float32), logits.astype(np.float32)
+    found = np.asarray(sample(np.repeat(logits[:, None], 2000, 1), draws))
+    lowest = (chances > 0).argmax(1)
+    reach = [np.searchsorted(*row) for row in zip(so_far, draws, strict=True)]
+    expected = np.maximum(reach, lowest[:, None])
+    here = np.take_along_axis(chances, found, 1)
+    reached = np.take_along_axis(so_far, found, 1)
+    assert (here > 0).all()
+    assert (reached > draws - 1e-6).all()
+    assert (reached - here < draws + 1e-6).all()
+    assert (found == expected).mean(1).min() > 0.99
+    np.testing.assert_array_equal(found[:, 0], lowest)
+    assert len({*found[3].tolist()}) == 4
+
+
 def test_what_is_put_where():
     batch = {
         "clean": jnp.array([[2, 5, 6, 7, 3]]),

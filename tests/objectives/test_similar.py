@@ -24,15 +24,14 @@ CONFIDENCE = 1e-4  # as in test_corrupt.py
 def make_table():
     """40 words of one to three pieces; the last one has a size of its own."""
     rng = np.random.default_rng(0)
-    words = [rng.integers(5, V, size) for size in [1, 2, 3] * 13]
-    words += [rng.integers(5, V, 5)]
+    words = [rng.integers(5, V, size) for size in [*[1] * 7, *[2, 3] * 16, 5]]
     return make_similar(
         [word.astype(np.int32) for word in words],
         rng.normal(size=(40, 6)),
         names=[str(n) for n in range(40)],
         tokenizer="0",
         found_by="spaces",
-        neighbours=15,  # more than there are: 12 others of each size
+        neighbours=9,  # of one piece there are less: 6 others
     )
 
 
@@ -112,16 +111,19 @@ def by_hand(key, one: dict, chosen: np.ndarray, hide: float, randomise: float):
             stop += 1
         word = one["word_id"][start]
         choices = [n for n in TABLE.near[abs(word)] if n]
-        whole = TABLE.sizes[abs(word)] == stop - start
+        size = stop - start
+        alike = [n for n in range(1, 41) if TABLE.sizes[n] == size]
+        back = one["word_id"].min() < 0
+        whole = TABLE.sizes[abs(word)] == size
         for place in range(start, stop):
             if not chosen[place] or draw[start] >= hide + randomise:
                 continue
-            piece = random[place] + (random[place] >= MASK)
-            if draw[start] < hide and choices and whole:
-                new = choices[int(which[start] * len(choices))]
-                pieces = TABLE.pieces[new, : stop - start]
-                piece = (pieces[::-1] if word < 0 else pieces)[place - start]
-            shown[place] = piece
+            among = choices if draw[start] < hide and choices and whole else alike
+            shown[place] = random[place] + (random[place] >= MASK)
+            if among:
+                new = among[int(which[start] * len(among))]
+                pieces = TABLE.pieces[new, :size]
+                shown[place] = (pieces[::-1] if back else pieces)[place - start]
         start = stop
     assert shown.shape == ids.shape
     return shown
@@ -171,56 +173,78 @@ def test_invariants():
     assert (drawn(of, batch, 1)["ids"] != out["ids"]).any()
 
 
-def test_never_a_blank_even_if_all_is_random():
-    batch = batch_of(300)
+def chosen_words(batch: dict, out: dict):
+    """Each as (its number, its pieces, what is shown), as they are read."""
+    chosen = chosen_in(out)
+    for n in range(len(chosen)):
+        words, numbers = batch["words"][n], batch["word_id"][n]
+        step = -1 if (numbers < 0).any() else 1
+        for word in set(words[chosen[n]]):
+            at = words == word
+            pair = (ids[n][at][::step].tolist() for ids in (batch["ids"], out["ids"]))
+            yield abs(numbers[at][0]), *pair
+
+
+def words_of_size(size: int) -> list[list[int]]:
+    return [row[:size].tolist() for row in TABLE.pieces[TABLE.sizes == size]]
+
+
+def test_a_random_word_is_any_of_as_many_pieces():
+    """Each as probable, of words that the table has and of those that it has not; and
+    of four pieces it has none: then any piece but [MASK]."""
+    batch = batch_of(600)
     out = drawn(objective(hide=0.0, randomise=1.0, rate=0.9), batch)
-    shown = out["ids"][chosen_in(out)]
-    assert len(shown) > 5000
-    assert not (shown == MASK).any()
-    counts = np.delete(np.bincount(shown, minlength=V), MASK)
-    assert stats.chisquare(counts).pvalue > CONFIDENCE  # any other piece alike
+    assert not (out["ids"] == MASK).any()
+    counts = {size: np.zeros(len(words_of_size(size))) for size in (1, 2, 3, 5)}
+    pieces = []
+    for _, was, new in chosen_words(batch, out):
+        size = len(was)
+        if size == 4:
+            pieces += new
+        else:
+            counts[size][words_of_size(size).index(new)] += 1
+    for size in (1, 2, 3):
+        assert counts[size].sum() > 1000
+        assert stats.chisquare(counts[size]).pvalue > CONFIDENCE
+    assert counts[5].sum() > 50
+    assert len(pieces) > 1000
+    counts = np.delete(np.bincount(pieces, minlength=V), MASK)
+    assert stats.chisquare(counts).pvalue > CONFIDENCE
 
 
 def test_rates_by_word():
     """80 % similar, 10 % random, 10 % kept, of words that have similar ones; each of
-    these is as probable; the others become random pieces."""
+    these is as probable; the others become random words. Of 16 words a random one is
+    one of the 9 that are similar, or the same, by chance."""
     batch = batch_of(1600)
     out = drawn(objective(), batch)
-    chosen = chosen_in(out)
     kept = similar = other = 0
-    place_among, without = np.zeros(12), np.zeros(2)
-    for n in range(len(chosen)):
-        words, numbers = batch["words"][n], batch["word_id"][n]
-        for word in set(words[chosen[n]]):
-            at = words == word
-            number = numbers[at][0]
-            was, new = batch["ids"][n][at], out["ids"][n][at]
-            if number < 0:
-                was, new, number = was[::-1], new[::-1], -number
-            size = TABLE.sizes[number]
-            if not number or size != at.sum() or not TABLE.near[number].any():
-                without += [(was == new).all(), 1]
-                continue
-            near = [m for m in TABLE.near[number] if m]
-            assert len(near) == 12
+    place_among, without = np.zeros(9), np.zeros(2)
+    for number, was, new in chosen_words(batch, out):
+        size = TABLE.sizes[number]
+        if not number or size != len(was):
+            without += [was == new, 1]
+        elif size == 5:  # a random word can only be itself
+            assert was == new
+        elif size > 1:  # of one piece there are only similar ones
+            near = TABLE.near[number]
+            assert near.all()
             pieces = [TABLE.pieces[m, :size].tolist() for m in near]
-            if size == 1:  # a random piece may be that of a similar word
-                continue
-            if (was == new).all():
-                kept += 1
-            elif new.tolist() in pieces:
+            kept += was == new
+            if new in pieces:
                 similar += 1
-                place_among[pieces.index(new.tolist())] += 1
-            else:
+                place_among[pieces.index(new)] += 1
+            elif was != new:
+                assert new in words_of_size(size)
                 other += 1
     total = kept + similar + other
     assert total > 1000
-    expected = np.array([0.8, 0.1, 0.1]) * total
+    expected = np.array([0.8 + 0.1 * 9 / 16, 0.1 * 6 / 16, 0.1 + 0.1 / 16]) * total
     assert stats.chisquare([similar, other, kept], expected).pvalue > CONFIDENCE
     assert stats.chisquare(place_among).pvalue > CONFIDENCE
     same, all_of_them = without
     assert all_of_them > 500
-    # Kept, or a piece by chance the same: of a word of one piece.
+    # Kept, or a word by chance the same: of one piece.
     low = stats.binom.interval(1 - CONFIDENCE, int(all_of_them), 0.1)[0]
     high = stats.binom.interval(1 - CONFIDENCE, int(all_of_them), 0.1 + 0.9 / V)[1]
     assert low <= same <= high

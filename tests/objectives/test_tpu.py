@@ -1,5 +1,5 @@
-"""What hides things from the model, compiled for eight devices of this machine and for
-four chips: none asks another."""
+"""What hides things from the model, and what draws pieces to put in their place,
+compiled for eight devices of this machine and for four chips: none asks another."""
 
 import dataclasses
 
@@ -10,6 +10,7 @@ import pytest
 
 from bert_jax.data.similar import Similar
 from bert_jax.objectives import OBJECTIVES
+from bert_jax.objectives.replaced_token import put, sample
 from bert_jax.step import row_keys
 from tests.reference import collectives_in, shardings
 from tests.tpu import run_for_tpu
@@ -76,7 +77,13 @@ def asked_of_others(name: str, devices: list) -> list[str]:
     }
 
     def corrupt(batch):
-        return objective.corrupt(row_keys(jax.random.key(0), batch["row_id"]), batch)
+        out = objective.corrupt(row_keys(jax.random.key(0), batch["row_id"]), batch)
+        if kind != "replaced_token":
+            return out
+        # A generator that is nearly sure of what is right.
+        logits = 9.0 * jax.nn.one_hot(out["targets"], 1024)
+        ids, replaced = put(sample(logits, out["draws"]), out)
+        return {**out, "put": ids, "replaced": replaced}
 
     # Results that come with another placement would have to be moved.
     text = jax.jit(corrupt, out_shardings=split).lower(batch).compile().as_text()

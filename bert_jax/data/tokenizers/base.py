@@ -29,6 +29,7 @@ class Tokenizer:
                   text, also where that is called the end of a sequence (T5, GPT-2)
     special_ids   sorted; never to be predicted
     starts        bool [V], True where a piece begins a word; special tokens do
+    tells_starts  whether it tells: else `starts` is True for all (GPT)
     joint         what goes before a sentence that follows another one of its document,
                   where each is encoded on its own: " " for bytes, else nothing
     hash          stands for everything that determines ids
@@ -36,6 +37,7 @@ class Tokenizer:
 
     kind: str
     joint = ""
+    tells_starts = True
     vocab: list[str]
     starts: np.ndarray
     hash: str

@@ -6,9 +6,10 @@ learned, and a character without a piece is <unk>. GPT (Radford et al. 2018), BP
 (https://arxiv.org/abs/1508.07909). The Rust library `tokenizers` does the work.
 
 A piece shows whether it ends a word, not whether it begins one. So `starts` is True for
-all: in rows every piece counts as a word, unless `prepare` was given words=spaces and
-stored where words begin. `word_numbers`, which sees the piece before, is exact but for
-<unk>, which may stand anywhere in a word and counts as one of its own.
+all: in rows every piece counts as a word, which objectives that need words refuse,
+unless `prepare` was given words=spaces and stored where words begin. `word_numbers`,
+which sees the piece before, is exact but for <unk>, which may stand anywhere in a word
+and counts as one of its own.
 
 Differs from the release, as transformers does, which has the same rules: spaCy cut the
 words there, after ftfy had repaired the text, accents stayed, and a new line was a
@@ -43,6 +44,7 @@ class WordBPE(RustTokenizer):
 
     kind = "bpe"
     style = STYLE
+    tells_starts = False
 
     def __init__(
         self,
