@@ -59,6 +59,9 @@ class InputWatch:
             self.waits = None
             self.took = time.monotonic() - begin
 
+    def waiting(self) -> bool:
+        return self.waits is not None
+
     def watch(self) -> None:
         while not self.over.wait(1.0):
             self.look()

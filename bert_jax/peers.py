@@ -62,6 +62,7 @@ class Peers:
         self.stall_after = stall_after
         self.silence = min(SILENCE, stall_after or SILENCE)
         self.step = 0  # the last that this host has finished
+        self.reads: Callable[[], bool] = lambda: False  # whether it waits for a batch
         self.turn = threading.Condition()  # guards the next three
         self.passed = 0  # turns that the main thread has gone beyond
         self.held = False
@@ -73,6 +74,7 @@ class Peers:
         self.heard = dict.fromkeys(self.lines, now)
         self.at = dict.fromkeys(self.lines, 0)  # the step each was last heard of
         self.idle = dict.fromkeys(self.lines, 0.0)  # seconds, as each says
+        self.reading = dict.fromkeys(self.lines, False)  # so does each
         self.done: set[int] = set()  # who has come to the end
         self.failure: dict | None = None  # of this host, to be told
         self.ends, self.over = threading.Event(), threading.Event()
@@ -188,7 +190,8 @@ class Peers:
                     self.gone(self.number(line), "is gone: its connection broke")
             if time.monotonic() - beat >= BEAT:
                 beat = time.monotonic()
-                self.tell({"at": self.step, "idle": beat - self.moved})
+                how = {"idle": beat - self.moved, "reads": self.reads()}
+                self.tell({"at": self.step, **how})
                 self.look()
             self.pass_on()
         if not self.failure:  # else this host's end is what closes them
@@ -225,8 +228,9 @@ class Peers:
         index = self.number(line)
         self.heard[index] = time.monotonic()
         match message:
-            case {"at": step, "idle": idle}:
+            case {"at": step, "idle": idle, "reads": reads}:
                 self.at[index], self.idle[index] = step, idle
+                self.reading[index] = reads
             case {"wish": number} if not self.asked:
                 self.asked = True
                 self.hold({"signal": number, "host": index})
@@ -283,11 +287,15 @@ class Peers:
             at = {0: self.step, **self.at}
             first, last = min(at.values()), max(at.values())
             slowest = [index for index in sorted(at) if at[index] == first]
+            # Those that wait for it may stand at the same step.
+            reading = {0: self.reads(), **self.reading}
+            hungry = [index for index in slowest if reading[index]]
+            named = ", ".join(map(self.hosts.called, (hungry or slowest)[:8]))
+            cause = ", without a batch" if hungry else ""
             others = f", others at step {last}" if last > first else ""
             self.end(
                 f"no step was finished for {self.stall_after:g} s (config.stall_after)"
-                f": {', '.join(map(self.hosts.called, slowest[:8]))} at step {first}"
-                f"{others}. {START_AGAIN}",
+                f": {named} at step {first}{cause}{others}. {START_AGAIN}",
                 AGAIN,
             )
 

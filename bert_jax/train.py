@@ -174,6 +174,7 @@ def train_alone(
         say(lane.describe(course))
     writers = metrics.Writers(workdir, start=start, steps=run.steps, progress=progress)
     watch = InputWatch(run.data, run.stall_after)
+    peers.reads = watch.waiting
     with writers, Interrupt() as interrupt, checkpoints, watch:
 
         def begun(step: int) -> None:

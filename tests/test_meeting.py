@@ -452,6 +452,24 @@ def test_a_host_that_does_not_get_on_is_named(company, capsys):
     assert capsys.readouterr().err.count(text) == 3
 
 
+@pytest.mark.parametrize("hungry", [0, 1])
+def test_of_those_at_the_same_step_the_one_without_a_batch_is_named(
+    company, capsys, hungry
+):
+    made = company(stall_after=100.0)
+    made.peers[hungry].reads = lambda: True
+    made.peers[2].reads = lambda: True  # for the batch of a later step
+    for index, one in enumerate(made.peers):
+        for step in range(1, 6 if index == 2 else 4):
+            one.stops(step, None)
+    made.after(60.0)
+    made.after(41.0)
+    assert made.ended(0, 1, 2) == {0: 75, 1: 75, 2: 75}
+    name = made.peers[0].hosts.called(hungry)
+    text = f": {name} at step 3, without a batch, others at step 5."
+    assert capsys.readouterr().err.count(text) == 3
+
+
 @pytest.mark.parametrize("stall_after", [100.0, 0.0])
 def test_batches_of_an_evaluation_are_progress(company, stall_after):
     made = company(stall_after=stall_after)

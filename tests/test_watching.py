@@ -133,7 +133,9 @@ def make_watch(stall_after: int):
 def test_late_input_is_said_once_and_ends_the_process(clock, capsys):
     watch, (said, ended) = make_watch(1800)
     watch.look()  # nothing is waited for
+    assert not watch.waiting()
     with watch.batch_of(812):
+        assert watch.waiting()
         for clock[0] in (1, 59, 61, 62, 1799):
             watch.look()
         assert said == ["step 812 has waited 61 s for its batch (reading corpus)"]

@@ -419,7 +419,7 @@ def test_lost_as_all_save_preempted_and_without_input(pod, two, tmp_path):
     hosts = Hosts(pod, workdir, 2, before={1: NO_INPUT}, stall_after="40")
     assert hosts.wait() == [75, 75], hosts.told()
     first, second = (told.strip().splitlines()[-1] for told in hosts.told())
-    late = f"host 1 (localhost) at step {stopped + 8}"
+    late = f"host 1 (localhost) at step {stopped + 8}, without a batch"
     gone = "error: host 1 (localhost) is gone: its connection broke"
     assert f"(config.stall_after): {late}" in first or first.startswith(gone)
     waits = f"error: step {stopped + 9} has waited 4"
