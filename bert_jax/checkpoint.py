@@ -3,6 +3,7 @@ are whole.
 
     checkpoints/<step>/params           Orbax
     checkpoints/<step>/optimizer        Orbax: moments, step, seed, carry
+    checkpoints/<step>/losses           Orbax: of the steps before, if config.spike=skip
     checkpoints/<step>/run.json         what was trained: config, preset, tokenizer
     checkpoints/<step>/manifest.N.json  size and SHA-256 of what process N > 0 wrote
     checkpoints/<step>/manifest.json    the same of all the rest; written last of all
@@ -31,6 +32,7 @@ import jax
 from bert_jax.config import unlike
 from bert_jax.errors import InputError
 from bert_jax.processes import told_by_all, wait_for_all
+from bert_jax.spikes import FEWEST
 from bert_jax.step import TrainState
 from bert_jax.whole import write_text
 
@@ -92,12 +94,14 @@ class Checkpoints:
         self.wait()
         step = int(state.step)
         need = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+        more = {} if state.losses is None else {"losses": {"losses": state.losses}}
         try:
             self.root.mkdir(parents=True, exist_ok=True)
             begin_writing(
                 self.root / str(step),
                 params=state.params,
                 optimizer=besides_params(state),
+                **more,
             )
         except Exception as error:  # Orbax reports a full disk in several types
             raise self.cannot_save(step, error, need) from error
@@ -238,9 +242,18 @@ class Checkpoints:
         return f"It was moved to {aside}"
 
     def restore(self, step: int, like: TrainState) -> TrainState:
-        """The state of a step that `last_good` named, placed as `like` is."""
-        params = restore(self.root / str(step) / "params", like.params)
-        rest = restore(self.root / str(step) / "optimizer", besides_params(like))
+        """The state of a step that `last_good` named, placed as `like` is. Losses may
+        be there and not wanted, or wanted and not there."""
+        folder = self.root / str(step)
+        params = restore(folder / "params", like.params)
+        rest = restore(folder / "optimizer", besides_params(like))
+        if like.losses is not None and (folder / "losses").is_dir():
+            rest |= restore(folder / "losses", {"losses": like.losses})
+        elif like.losses is not None:
+            self.say(
+                f"checkpoint {step} was written without config.spike=skip: no step is "
+                f"skipped for its loss before {FEWEST} losses are known"
+            )
         return like.replace(params=params, **rest)
 
     def good_params(self, step: int | None, like: dict) -> tuple[int, dict]:

@@ -90,7 +90,7 @@ Any field of the config is set by --config.FIELD=VALUE:
   accumulate  parts in which a batch is scored, one after the other: less memory
   copies      0: what is hidden is drawn anew at every step; k: k fixed ways a row
   nonfinite   stop | skip: what a gradient that is no number does
-  spike       say | stop: what a loss far above those before it does
+  spike       say | stop | skip: what a loss far above those before it does
   stall_after seconds without a batch, or on several hosts without a finished step,
               that end the run with the code 75; 0: never. More than it takes to
               compile a step and to read or write a checkpoint

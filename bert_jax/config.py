@@ -25,10 +25,11 @@ from bert_jax.sharding import Axes
 
 DTYPES = ("auto", "float32", "bfloat16")
 NONFINITE = ("stop", "skip")
-SPIKE = ("say", "stop")
+SPIKE = ("say", "stop", "skip")
 # Fields of an objective that the tokenizer, the preset and the corpus decide.
 DECIDED = ("vocab_size", "mask_id", "special_ids", "pair_head", "small", "table")
-# Fields that change what a run reports or keeps, or where, never what it computes.
+# Fields that change what a run reports or keeps, or where, never what it computes; and
+# `spike`, since whoever saw spikes may want them skipped from there on.
 FREE = (
     *("log_every", "save_every", "keep", "eval", "data", "init", "mesh"),
     *("spike", "stall_after"),
@@ -71,7 +72,7 @@ class Run:
     accumulate: int = 1  # parts a batch is scored in, one after the other
     copies: int = 0  # ways a row is corrupted, always the same; 0 = anew at each step
     nonfinite: str = "stop"  # stop | skip: what follows a gradient that is no number
-    spike: str = "say"  # say | stop: what follows a loss that stands out (spikes.py)
+    spike: str = "say"  # say | stop | skip: after a loss that stands out (spikes.py)
     stages: tuple = ()  # course.py
     tasks: tuple = ()  # course.py
     mesh: Axes = dataclasses.field(default_factory=Axes)  # what lies on which devices

@@ -61,8 +61,8 @@ def train_own_heads(step: Callable, heads: Collection[str]) -> Callable:
     def choose(towers, path, before: jax.Array, after: jax.Array) -> jax.Array:
         return after if is_own(path, towers) else before
 
-    def own_step(state, batch):
-        new, means = step(state, batch)
+    def own_step(state, *rest):
+        new, means = step(state, *rest)
         # A tower has a stack of its own; of the model's own one there are the layers.
         towers = {name for name, part in state.params.items() if "stack" in part}
         kept = {

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from functools import cached_property
 
 import jax
+import numpy as np
 import optax
 
 from bert_jax.config import Run
@@ -36,6 +37,7 @@ from bert_jax.sharding import (
     replicated,
     spread,
 )
+from bert_jax.spikes import nothing_known
 from bert_jax.step import OF_ANY_STEP, TrainState, make_train_step
 
 
@@ -237,6 +239,11 @@ def feed_of(run: Run, mesh: jax.sharding.Mesh) -> Feed:
     return feed
 
 
+def first_losses(run: Run, lanes: int) -> np.ndarray | None:
+    """What a fresh state remembers of the losses of each lane, if anything."""
+    return nothing_known(lanes) if run.spike == "skip" else None
+
+
 def state_places(
     mesh, shapes, optimizer: optax.GradientTransformation, model: Model, say: Callable
 ) -> TrainState:
@@ -250,4 +257,5 @@ def state_places(
         opt_state=like_params(mesh, moments, shapes, params),
         seed=everywhere,
         carry=by_rows(mesh),
+        losses=everywhere,
     )

@@ -157,11 +157,17 @@ class UnderWay:
         return step % self.run.log_every == 0 or step == self.run.steps
 
     def add(
-        self, step: int, means: dict, batch, flops: float, waited: float = 0.0
+        self,
+        step: int,
+        means: dict,
+        batch,
+        flops: float,
+        waited: float = 0.0,
+        lane: int = 0,
     ) -> None:
         """`batch` is what tells it from others, where a line is due; it was `waited`
-        for so many seconds."""
-        self.pending.append((step, means, batch, flops, waited))
+        for so many seconds. Losses are compared with those of the same `lane`."""
+        self.pending.append((step, means, batch, flops, waited, lane))
         if len(self.pending) > IN_FLIGHT:
             self.take()
 
@@ -180,14 +186,14 @@ class UnderWay:
 
     def take(self) -> None:
         """Waits for the oldest step; checks it; writes a line where one is due."""
-        step, means, batch, flops, waited = self.pending.popleft()
+        step, means, batch, flops, waited, lane = self.pending.popleft()
         means = jax.device_get(means)
         self.writers.advance()
         if self.clock is None:
             self.begun(step)
         if not math.isfinite(means["loss"].total + means["grad_norm"].total):
             raise NotFiniteError(f"the loss or gradient is not finite at step {step}.")
-        self.watch(step, means)
+        self.watch(step, means, lane)
         for name, mean in means.items():
             self.sums[name] = self.sums[name] + mean if name in self.sums else mean
         self.count += 1
@@ -206,23 +212,28 @@ class UnderWay:
         elif self.clock is None:
             self.clock = now
 
-    def watch(self, step: int, means: dict) -> None:
-        """Reports a step that was skipped; too many of them are the end."""
+    def watch(self, step: int, means: dict, lane: int) -> None:
+        """Reports a step that was skipped; too many without a finite gradient are the
+        end."""
         skipped = "skipped" in means and means["skipped"].total > 0
-        self.in_a_row = self.in_a_row + 1 if skipped else 0
-        if skipped:
+        finite = means["loss"].count > 0  # else nothing of it is counted
+        self.in_a_row = 0 if finite else self.in_a_row + 1
+        if not finite:
             self.writers.say(f"step {step} is skipped: its gradient is not finite")
         if self.in_a_row == MOST_SKIPPED:
             raise NotFiniteError(
                 f"the gradients of {MOST_SKIPPED} steps, the last of them {step}, are "
                 "not finite."
             )
-        if not skipped:
-            self.look_for_spike(step, float(means["loss"].value), frozenset(means))
+        if finite:
+            loss = float(means["loss"].value)
+            if self.run.spike != "skip":
+                self.spike(step, loss, self.spikes.usual(lane, loss))
+            elif skipped:  # the step has judged by itself
+                self.spike(step, loss, float(means["usual_loss"].value))
 
-    def look_for_spike(self, step: int, loss: float, kind: frozenset) -> None:
-        """`kind` is what tells of which tasks the loss is: the names of the numbers."""
-        usual = self.spikes.usual(kind, loss)
+    def spike(self, step: int, loss: float, usual: float | None) -> None:
+        """Reports a loss that stands out from what is usual, if that is told."""
         if usual is None:
             return
         self.high += 1
@@ -231,7 +242,8 @@ class UnderWay:
         )
         if self.run.spike == "stop":
             raise SpikeError(f"{text}.")
-        self.writers.say(text)
+        left_out = "; its update is left out" if self.run.spike == "skip" else ""
+        self.writers.say(text + left_out)
 
     def write(self, step: int, batch: jax.Array) -> None:
         values = {name: float(mean.value) for name, mean in self.sums.items()}

@@ -33,7 +33,7 @@ from bert_jax.errors import InputError
 from bert_jax.estimate import Estimate, estimate
 from bert_jax.flops import clean_batch
 from bert_jax.hlo import Program
-from bert_jax.lane import Lane, feed_of, make_lane
+from bert_jax.lane import Lane, feed_of, first_losses, make_lane
 from bert_jax.models.model import count_params, param_shapes
 from bert_jax.objective import make_objective
 from bert_jax.presets import preset
@@ -114,6 +114,7 @@ class Step:
     lane: Lane
     params: dict
     batch: dict[str, jax.ShapeDtypeStruct]
+    losses: np.ndarray | None  # that the state remembers
     parameters: int  # that are learned
 
     def lower(self) -> jax.stages.Lowered:
@@ -134,10 +135,11 @@ class Step:
             opt_state=jax.tree.map(placed, moments, places.opt_state),
             seed=placed(np.uint32(0), places.seed),
             carry=jax.tree.map(lambda x: placed(x, places.carry), carry),
+            losses=jax.tree.map(lambda x: placed(x, places.losses), self.losses),
         )
         rows = by_rows(lane.mesh)
         batch = {name: placed(column, rows) for name, column in self.batch.items()}
-        return lane.step.lower(state, batch)
+        return lane.step.lower(state, batch, placed(np.int32(0), places.step))
 
     @property
     def recipe(self) -> tuple:
@@ -182,7 +184,7 @@ def steps_of(run: Run, mesh: jax.sharding.Mesh, say: Callable) -> list[Step]:
         lane.build(model, course.rate, shapes, lanes[:number], say)
     steps: dict[tuple, Step] = {}
     for lane, batch in zip(lanes, batches, strict=True):
-        step = Step(lane, shapes, batch, count)
+        step = Step(lane, shapes, batch, first_losses(run, len(lanes)), count)
         steps.setdefault(step.recipe, step)
     return list(steps.values())
 

@@ -22,9 +22,10 @@ from bert_jax.models.model import Model
 from bert_jax.objectives.base import Batch, Mean, Objective, Terms, loss_of
 from bert_jax.optim import with_rate_of
 from bert_jax.sharding import param_shardings
+from bert_jax.spikes import judge, remember
 
 # How the names begin of what is told of any step; all else is told by the objective.
-OF_ANY_STEP = ("loss", "grad_norm", "real_tokens", "skipped", "trust_")
+OF_ANY_STEP = ("loss", "grad_norm", "real_tokens", "skipped", "usual_loss", "trust_")
 
 
 @flax.struct.dataclass
@@ -34,6 +35,9 @@ class TrainState:
     opt_state: optax.OptState
     seed: jax.Array  # uint32
     carry: Any = None  # what the objective hands on, rows first; None: nothing
+    # f32 [lanes, WINDOW], the last losses of each lane (spikes.py); None: no step is
+    # left out for its loss.
+    losses: jax.Array | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,15 +82,16 @@ def make_train_step(
     copies: int = 0,
     nonfinite: str = "stop",
     mesh: jax.sharding.Mesh | None = None,
-) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, Mean]]]:
+) -> Callable[..., tuple[TrainState, dict[str, Mean]]]:
     """`accumulate` parts of the batch are scored one after the other, to the same
     update. With `copies` each row is corrupted in so many ways that never change
     (RoBERTa's static masking); 0 draws anew at every step. Where the gradient is not
     finite, nonfinite="skip" leaves everything but the step number and the learning
-    rate as it was."""
+    rate as it was. A state that remembers losses has a step left out so where the loss
+    stands out from those of its lane."""
 
     @on_mesh(mesh)
-    def train_step(state: TrainState, batch: Batch):
+    def train_step(state: TrainState, batch: Batch, lane: jax.Array | int = 0):
         key = jax.random.fold_in(jax.random.key(state.seed), state.step)
         corrupt_key, noise_key = jax.random.split(key)
         rows = jnp.arange(batch["ids"].shape[0], dtype=jnp.uint32)
@@ -126,18 +131,33 @@ def make_train_step(
             "real_tokens": Mean.of(batch["group"] > 0, jnp.ones_like(batch["group"])),
         }
         means |= {name: Mean(r, one) for name, r in layer_ratios(opt_state).items()}
-        new = state.replace(params=params, opt_state=opt_state, carry=terms.carry)
+        carry, losses = terms.carry, state.losses
+        finite = jnp.isfinite(loss) & jnp.isfinite(size)
+        leave_out = jnp.array(False)
         if nonfinite == "skip":
-            finite = jnp.isfinite(loss) & jnp.isfinite(size)
-            keep = lambda x, old: jnp.where(finite, x, old)  # noqa: E731
-            rate = new.opt_state  # it goes by the step, whatever the step did
-            new = jax.tree.map(keep, new, state)
+            leave_out = ~finite
             # The text goes on, and what was carried is not of the row before it.
-            carry = jax.tree.map(lambda x: keep(x, 0), terms.carry)
-            new = new.replace(opt_state=with_rate_of(new.opt_state, rate), carry=carry)
-            means = jax.tree.map(lambda x: keep(x, 0.0), means)
-            means["skipped"] = Mean(1.0 - finite, one)
-        return new.replace(step=state.step + 1), means
+            carry, means = jax.tree.map(
+                lambda x: jnp.where(finite, x, 0), (carry, means)
+            )
+        if losses is not None:
+            usual, stands_out = judge(losses[lane], loss, jnp)
+            leave_out |= finite & stands_out  # what is carried is as good as ever
+            known = losses.at[lane].set(remember(losses[lane], loss, jnp))
+            losses = jnp.where(finite, known, losses)
+            means["usual_loss"] = Mean(jnp.nan_to_num(usual), 1.0 - jnp.isnan(usual))
+        if nonfinite == "skip" or losses is not None:
+            before = (state.params, state.opt_state)
+            rate = opt_state  # it goes by the step, whatever the step did
+            params, opt_state = jax.tree.map(
+                lambda x, old: jnp.where(leave_out, old, x), (params, opt_state), before
+            )
+            opt_state = with_rate_of(opt_state, rate)
+            means["skipped"] = Mean(1.0 * leave_out, one)
+        new = TrainState(
+            state.step + 1, params, opt_state, state.seed, carry=carry, losses=losses
+        )
+        return new, means
 
     return train_step
 

@@ -26,7 +26,7 @@ from bert_jax.errors import InputError
 from bert_jax.host_memory import keep_freed_memory
 from bert_jax.input_watch import InputWatch
 from bert_jax.interrupt import Interrupt, exit_code
-from bert_jax.lane import make_lane
+from bert_jax.lane import first_losses, make_lane
 from bert_jax.meeting import Hosts, excused
 from bert_jax.model_dir import LoadedModel, load
 from bert_jax.models.arch import Arch
@@ -147,6 +147,9 @@ def train_alone(
         opt_state=lanes[0].first_moments(params),
         seed=spread(np.uint32(run.seed), places.seed),
         carry=written_by.first_carry(),
+        losses=jax.tree.map(
+            lambda x: spread(x, places.losses), first_losses(run, len(lanes))
+        ),
     )
     if last is not None:
         state = checkpoints.restore(last, state)
@@ -212,20 +215,22 @@ def train_alone(
         stopped = score() if unscored else None
         started.done("scores")
         feeds = {}  # streams of batches, as they are needed
+        numbers = [spread(np.int32(n), places.step) for n in range(len(lanes))]
         try:
             for step in range(start + 1, run.steps + 1) if stopped is None else ():
-                lane = lanes[course.leg_of[step - 1]]
+                number = course.leg_of[step - 1]
+                lane = lanes[number]
                 if step > 1 and step - 1 in course.starts:
                     state = lane.enter(state, course.moments[lane.leg.stage])
                 with watch.batch_of(step):
                     batch = lane.next_batch(course, step - 1, feeds)
                 batch = lane.feed.place(batch)
                 started.done("first batch")
-                state, means = lane.step(state, batch)
+                state, means = lane.step(state, batch, numbers[number])
                 started.done("compiling the step")
                 which = digest(batch) if under_way.tells(step) else None
                 means = lane.named(means)
-                under_way.add(step, means, which, lane.flops, watch.took)
+                under_way.add(step, means, which, lane.flops, watch.took, number)
                 checkpoints.check()
                 stopped = peers.stops(step, interrupt.signal)
                 ends = stopped is not None or step == run.steps

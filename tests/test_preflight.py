@@ -254,9 +254,10 @@ class CompiledError(Exception):
     """Enough is seen."""
 
 
-def test_it_is_the_step_that_train_runs(tiny_corpus, monkeypatch, tmp_path):
+@pytest.mark.parametrize("spike", ["say", "skip"])
+def test_it_is_the_step_that_train_runs(tiny_corpus, monkeypatch, tmp_path, spike):
     """The same program, to the letter, as the one that a training run compiles."""
-    run = tiny.make_run(tiny_corpus)
+    run = tiny.make_run(tiny_corpus, spike=spike)
     [step] = steps_of(run, make_mesh(run.mesh), say=lambda _: None)
     mine = step.lower().as_text()
     build, texts = Lane.build, []
@@ -275,6 +276,7 @@ def test_it_is_the_step_that_train_runs(tiny_corpus, monkeypatch, tmp_path):
     with pytest.raises(CompiledError):
         train(run, tmp_path / "run", progress=False)
     assert texts == [mine]
+    assert ("tensor<1x100xf32>" in mine) == (spike == "skip")  # the losses before
 
 
 PROGRAM = """

@@ -18,6 +18,7 @@ from bert_jax.objectives.replaced_token import ReplacedToken
 from bert_jax.objectives.sentence_reordering import SentenceReordering
 from bert_jax.objectives.unilm import UniLM
 from bert_jax.optim import Optim, make_optimizer
+from bert_jax.spikes import FEWEST, WINDOW, nothing_known
 from bert_jax.step import TrainState, make_train_step, row_keys
 from tests.models.made import XLNET
 from tests.reference import collectives_in, fresh_params, shardings
@@ -415,15 +416,28 @@ def test_copies_of_a_row_are_hidden_alike(name: str):
     assert loss(0, 8, 0) != first
 
 
-def test_a_step_without_a_finite_gradient_changes_nothing():
-    class Explodes(MaskedLM):
-        def terms(self, net, batch, carry=None):
-            found = super().terms(net, batch, carry)
-            loss = found.means["masked_lm_loss"]
-            factor = jnp.where(batch["row_id"][0] == 99, jnp.inf, 1.0)
-            changed = Mean(loss.total * factor, loss.count)
-            return Terms(found.means | {"masked_lm_loss": changed})
+class Explodes(MaskedLM):
+    def terms(self, net, batch, carry=None):
+        found = super().terms(net, batch, carry)
+        loss = found.means["masked_lm_loss"]
+        factor = jnp.where(batch["row_id"][0] == 99, jnp.inf, 1.0)
+        changed = Mean(loss.total * factor, loss.count)
+        return Terms(found.means | {"masked_lm_loss": changed})
 
+
+def assert_left_out(before: TrainState, after: TrainState) -> None:
+    """Nothing but the step number and the place in the schedule is another."""
+    assert int(after.step) == int(before.step) + 1
+    assert int(after.seed) == int(before.seed)
+    jax.tree.map(np.testing.assert_array_equal, after.params, before.params)
+    for a, b in zip(before.opt_state, after.opt_state, strict=True):
+        if isinstance(a, optax.ScaleByScheduleState):  # the rate goes by the step
+            assert int(b.count) == int(a.count) + 1
+        else:
+            jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+def test_a_step_without_a_finite_gradient_changes_nothing():
     params = fresh_params(ARCH)
     optimizer = make_optimizer(Optim(lr=1e-3, warmup=0), 100, params)
     objective = Explodes(300, 4, (0, 1, 2, 3, 4))
@@ -432,17 +446,136 @@ def test_a_step_without_a_finite_gradient_changes_nothing():
     state = TrainState(jnp.int32(0), params, optimizer.init(params), jnp.uint32(7))
     bad = make_batch() | {"row_id": np.full(B, 99, np.int32)}
     after, means = step(state, bad)
-    assert int(after.step) == 1
-    for a, b in zip(*(jax.tree.leaves(s.params) for s in (state, after)), strict=True):
-        np.testing.assert_array_equal(a, b)
-    for a, b in zip(state.opt_state, after.opt_state, strict=True):
-        if isinstance(a, optax.ScaleByScheduleState):  # the rate goes by the step
-            assert int(b.count) == int(a.count) + 1
-            continue
-        for old, new in zip(*map(jax.tree.leaves, (a, b)), strict=True):
-            np.testing.assert_array_equal(old, new)
+    assert_left_out(state, after)
     assert float(means["skipped"].total) == 1.0
     assert float(means["loss"].count) == 0.0
     after, means = step(after, make_batch())
     assert float(means["skipped"].total) == 0.0
     assert np.isfinite(float(means["loss"].value))
+
+
+def known(*lanes: tuple[int, float]) -> np.ndarray:
+    """What a state remembers: so many times the same loss, of each lane. Alike as they
+    are, one that is more than 6 % above stands out."""
+    losses = nothing_known(len(lanes))
+    for row, (count, loss) in zip(losses, lanes, strict=True):
+        row[WINDOW - count :] = loss
+    return losses
+
+
+def assert_moved(before: TrainState, after: TrainState) -> None:
+    """Parameters and both moments do, where no step is left out."""
+    for its in (
+        lambda state: state.params,
+        lambda state: optax.tree.get(state.opt_state, "mu"),
+        lambda state: optax.tree.get(state.opt_state, "nu"),
+    ):
+        sizes = jax.tree.map(lambda a, b: np.abs(a - b).max(), its(before), its(after))
+        assert np.median(jax.tree.leaves(sizes)) > 0
+
+
+@pytest.fixture(scope="module")
+def remembers(run: Run):
+    """A step on one device with so many losses known, and the loss that it has."""
+
+    def step(*lanes: tuple[int, float], lane: int = 0, batch=None):
+        state = run.state.replace(losses=known(*lanes))
+        given = jax.device_put((state, batch or make_batch(), np.int32(lane)), DEVICE)
+        return state, *jax.device_get(run.step(*given))
+
+    _, _, means = step((0, 0.0))
+    return step, means["loss"].value
+
+
+def test_a_loss_that_stands_out_changes_nothing(remembers):
+    step, loss = remembers
+    _, free, means = step((0, 0.0))
+    assert means["skipped"].total == means["usual_loss"].count == 0
+    usual = loss / 1.07
+    before, after, means = step((FEWEST, usual))
+    assert_left_out(before, after)
+    assert_moved(before, free)
+    assert means["skipped"].total == 1
+    assert means["loss"].value == loss  # it is told as it was
+    assert means["usual_loss"].value == pytest.approx(usual)
+    # It is remembered, so that it may become usual.
+    np.testing.assert_array_equal(after.losses[0, :-1], before.losses[0, 1:])
+    assert after.losses[0, -1] == loss
+
+
+@pytest.mark.parametrize(
+    ("count", "times"), [(WINDOW, 1.05), (FEWEST - 1, 1.07), (WINDOW, 0.1)]
+)
+def test_what_does_not_stand_out_is_learned_from(remembers, count, times):
+    """Where it is within bounds, where too few are known, and where it is low."""
+    step, loss = remembers
+    _, free, _ = step((0, 0.0))
+    before, after, means = step((count, loss / times))
+    assert means["skipped"].total == 0
+    jax.tree.map(np.testing.assert_array_equal, after.params, free.params)
+    jax.tree.map(np.testing.assert_array_equal, after.opt_state, free.opt_state)
+    assert_moved(before, after)
+    assert after.losses[0, -1] == loss
+
+
+def test_lanes_are_compared_with_themselves(remembers):
+    step, loss = remembers
+    lanes = (WINDOW, loss / 1.07), (WINDOW, loss), (0, 0.0)
+    for lane, skipped in enumerate((1, 0, 0)):
+        before, after, means = step(*lanes, lane=lane)
+        assert means["skipped"].total == skipped
+        assert after.losses[lane, -1] == loss
+        others = [n for n in range(3) if n != lane]
+        np.testing.assert_array_equal(after.losses[others], before.losses[others])
+
+
+def test_eight_devices_leave_out_what_one_does(run: Run, remembers):
+    """Also where the batch is scored in parts; and nothing else is sent for it."""
+    step, loss = remembers
+    everywhere, split = shardings()
+    objective = MaskedLM(ARCH.vocab_size, 4, (0, 1, 2, 3, 4))
+    optimizer = make_optimizer(Optim(lr=1e-3, warmup=0), 100, run.state.params)
+    parts = make_train_step(Model(ARCH), objective, optimizer, accumulate=2)
+    for its in (run.step, jax.jit(parts, compiler_options=QUICK)):
+        batch = jax.device_put(make_batch(), split)
+        compiled = None
+        for times, skipped in ((1.07, 1), (1.05, 0)):
+            state = run.state.replace(losses=known((FEWEST, loss / times)))
+            state = jax.device_put(state, everywhere)
+            compiled = compiled or its.lower(state, batch).compile()
+            after, means = jax.device_get(compiled(state, batch))
+            _, alone, _ = step((FEWEST, loss / times))
+            assert means["skipped"].total == skipped
+            if skipped:
+                assert_left_out(run.state, after)
+            else:
+                assert_moved(run.state, after)
+            for a, b in zip(*map(jax.tree.leaves, (after, alone)), strict=True):
+                np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+        assert set(collectives_in(compiled.as_text())) == {"all-reduce"}
+
+
+@pytest.mark.parametrize("nonfinite", ["stop", "skip"])
+def test_a_loss_that_is_no_number_is_not_remembered(nonfinite: str):
+    """Whether a step is left out for it is not for `spike` to say."""
+    params = fresh_params(ARCH)
+    optimizer = make_optimizer(Optim(lr=1e-3, warmup=0), 100, params)
+    objective = Explodes(300, 4, (0, 1, 2, 3, 4))
+    step = make_train_step(Model(ARCH), objective, optimizer, nonfinite=nonfinite)
+    step = jax.jit(step, compiler_options=QUICK)
+    one = jnp.int32(0), params, optimizer.init(params), jnp.uint32(7)
+    state = TrainState(*one, losses=known((FEWEST, 0.1)))
+    bad = make_batch() | {"row_id": np.full(B, 99, np.int32)}
+    after, means = step(state, bad)
+    np.testing.assert_array_equal(after.losses, state.losses)
+    assert float(means["skipped"].total) == (nonfinite == "skip")
+    assert bool(jnp.isfinite(after.params["embed"]["token"]).all()) == (
+        nonfinite == "skip"
+    )
+    assert np.isfinite(float(means["loss"].total)) == (nonfinite == "skip")
+    if nonfinite == "skip":
+        assert_left_out(state, after)
+    after, means = step(state, make_batch())  # a spike, in the same program
+    assert_left_out(state, after)
+    assert float(means["skipped"].total) == float(means["loss"].count) == 1.0
+    assert float(after.losses[0, -1]) == float(means["loss"].value)

@@ -1,8 +1,11 @@
 """What is noticed while a run goes on: a loss that stands out, input that stalls."""
 
 import time
+from functools import partial
 from types import SimpleNamespace
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -10,7 +13,7 @@ from bert_jax import input_watch, lane
 from bert_jax.input_watch import InputWatch
 from bert_jax.metrics import SpikeError, UnderWay, read_metrics
 from bert_jax.objectives.base import Mean
-from bert_jax.spikes import FEWEST, WINDOW, Spikes
+from bert_jax.spikes import FEWEST, WINDOW, Spikes, judge, nothing_known, remember
 from bert_jax.train import train
 from tests import tiny
 
@@ -21,9 +24,9 @@ def falling(steps: int, seed: int = 0) -> np.ndarray:
     return 3 + 6 * np.exp(-np.arange(steps) / 100) + noise
 
 
-def found(losses, kind="text") -> list[int]:
-    spikes = Spikes()
-    return [n for n, loss in enumerate(losses) if spikes.usual(kind, loss) is not None]
+def found(losses) -> list[int]:
+    before = Spikes()
+    return [n for n, loss in enumerate(losses) if before.usual(0, loss) is not None]
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -43,6 +46,7 @@ def test_a_new_level_is_usual_after_a_while():
     high = found(losses)
     assert high[0] == 400
     assert high[-1] < 400 + WINDOW
+    assert found([2.0] * 200 + [3.0] * 200) == list(range(200, 200 + WINDOW // 2))
 
 
 def test_a_loss_that_does_not_move_may_move_a_little():
@@ -51,26 +55,77 @@ def test_a_loss_that_does_not_move_may_move_a_little():
 
 
 def test_tasks_are_compared_with_themselves():
-    spikes = Spikes()
+    before = Spikes()
     for step in range(4 * FEWEST):
-        for kind, level in (("text", 3.0), ("pairs", 0.3)):
-            assert spikes.usual(kind, level) is None, step
-    assert spikes.usual("pairs", 3.0) == pytest.approx(0.3)
+        for number, level in enumerate((3.0, 0.3)):
+            assert before.usual(number, level) is None, step
+    assert before.usual(1, 3.0) == pytest.approx(0.3)
 
 
-@pytest.mark.parametrize("spike", ["say", "stop"])
-def test_a_spike_is_said_and_goes_on_or_ends_the_run(tiny_corpus, spike):
+@jax.jit
+def in_steps(losses):
+    """What is usual at each of a series, and what stands out, on the device."""
+
+    def step(known, loss):
+        return remember(known, loss, jnp), judge(known, loss, jnp)
+
+    return jax.lax.scan(step, nothing_known(1)[0], losses)[1]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_host_and_device_agree_about_any_series(seed):
+    rng = np.random.default_rng(seed)
+    losses = falling(1500, seed).astype(np.float32)
+    losses[rng.choice(1500, 60)] += rng.exponential(1.0, 60)
+    losses[700:] += seed - 2  # another level
+    losses[1100:] = np.round(losses[1100:], 1)  # many alike
+    before, median, high = Spikes(), *jax.device_get(in_steps(losses))
+    theirs = [before.usual(0, loss) for loss in losses]
+    ours = zip(median.tolist(), high.tolist(), strict=True)
+    assert [usual if stands_out else None for usual, stands_out in ours] == theirs
+    assert 20 < sum(high) < 300
+    assert np.isnan(median[:FEWEST]).all()
+    assert np.isfinite(median[FEWEST:]).all()
+
+
+def test_host_and_device_agree_to_the_last_bit():
+    """On the least loss that stands out, and on the one just below it."""
+    on_device = jax.jit(partial(judge, xp=jnp))
+    rng = np.random.default_rng(0)
+    for count in rng.integers(FEWEST, WINDOW + 1, 200):
+        known = nothing_known(1)[0]
+        known[WINDOW - count :] = rng.normal(3, 10 ** rng.uniform(-4, 0), count)
+        low, high = np.nanmedian(known), np.float32(100)
+        while np.nextafter(low, high) < high:
+            middle = np.float32((low + high) / 2)
+            low, high = (low, middle) if judge(known, middle)[1] else (middle, high)
+        for loss, stands_out in ((low, False), (high, True)):
+            usual, verdict = judge(known, loss)
+            assert usual.dtype == np.float32
+            assert usual == pytest.approx(np.nanmedian(known))
+            assert verdict == stands_out
+            assert jax.device_get(on_device(known, loss)) == (usual, stands_out)
+
+
+def mean(x):
+    return Mean(np.float32(x), np.float32(1))
+
+
+def under_way_of(run) -> tuple[UnderWay, list[str], list[dict]]:
+    """And what it says and writes."""
     said, written = [], []
     writers = SimpleNamespace(
         advance=lambda: None,
         say=said.append,
-        write=lambda step, values, kind: written.append(values["spikes"]),
+        write=lambda step, values, kind: written.append(values),
     )
-    run = tiny.make_run(tiny_corpus, spike=spike, steps=60, log_every=20)
-    under_way = UnderWay(run, lambda step: 0.1, writers)
+    return UnderWay(run, lambda step: 0.1, writers), said, written
 
-    def mean(x):
-        return Mean(np.float32(x), np.float32(1))
+
+@pytest.mark.parametrize("spike", ["say", "stop"])
+def test_a_spike_is_said_and_goes_on_or_ends_the_run(tiny_corpus, spike):
+    run = tiny.make_run(tiny_corpus, spike=spike, steps=60, log_every=20)
+    under_way, said, written = under_way_of(run)
 
     def steps():
         for step in range(1, 61):
@@ -85,7 +140,30 @@ def test_a_spike_is_said_and_goes_on_or_ends_the_run(tiny_corpus, spike):
     else:
         steps()
         assert said == [text, text.replace("50", "51")]
-        assert written == [0.0, 0.0, 2.0]
+        assert [values["spikes"] for values in written] == [0.0, 0.0, 2.0]
+
+
+def test_what_is_said_of_a_skip_goes_by_the_step(tiny_corpus):
+    """It knows what was usual before a resume. Spikes one after the other, more than
+    would end a run if they were no numbers, do not end it."""
+    run = tiny.make_run(tiny_corpus, spike="skip", nonfinite="skip", steps=60)
+    under_way, said, written = under_way_of(run)
+    nothing = Mean(np.float32(0), np.float32(0))
+    for step in range(1, 61):
+        skipped = 3 < step <= 18
+        means = dict(loss=mean(9 if skipped or step == 50 else 2), grad_norm=mean(1))
+        means |= dict(real_tokens=mean(1), skipped=mean(skipped), usual_loss=mean(2.5))
+        if step == 20:
+            means |= dict(loss=nothing, grad_norm=nothing, skipped=mean(1))
+        under_way.add(step, means, 0, flops=1.0)
+    under_way.finish()
+    text = "step {}: a spike, its loss is 9 where 2.5 is usual; its update is left out"
+    last = "step 20 is skipped: its gradient is not finite"
+    assert said == [*(text.format(step) for step in range(4, 19)), last]
+    assert [values["spikes"] for values in written] == [
+        3 < n < 19 for n in range(1, 61)
+    ]
+    assert sum(values["skipped"] for values in written) == 16
 
 
 def test_a_run_that_stops_at_a_spike_says_how_to_go_on(
@@ -192,7 +270,9 @@ def test_the_share_of_time_spent_waiting_is_told(tiny_corpus, tmp_path, monkeypa
 
 
 def test_words_for_a_spike_are_checked(tiny_corpus):
-    with pytest.raises(ValueError, match=r"unknown config.spike 'skip'.*say, stop"):
-        tiny.make_run(tiny_corpus, spike="skip")
+    with pytest.raises(
+        ValueError, match=r"unknown config.spike 'leap'.*say, skip, stop"
+    ):
+        tiny.make_run(tiny_corpus, spike="leap")
     with pytest.raises(ValueError, match="config.stall_after=-1.0 is negative"):
         tiny.make_run(tiny_corpus, stall_after=-1)

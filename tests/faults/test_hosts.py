@@ -83,6 +83,12 @@ setattr(place, name, dies)
 """
 
 
+# Whatever is above the median of two losses or more is a spike.
+TOUCHY = """
+from bert_jax import spikes
+spikes.FEWEST, spikes.DEVIATIONS = 2, 0.0
+"""
+
 # The command, which also writes down what each process fed.
 SPY = """
 import json, os, sys, time
@@ -328,6 +334,28 @@ def test_two_processes_train_as_one(one, two):
     assert len(list((two / "tensorboard").iterdir())) == 1
     files = [{path.name for path in workdir.iterdir()} for workdir in (one, two)]
     assert files[0] == files[1]
+
+
+def test_hosts_skip_the_same_steps_also_after_a_kill(pod, tmp_path):
+    """About every other one, since losses hardly fall; which, goes by losses of before
+    the kill."""
+    told = {"spike": "skip", "steps": "16", "optim.lr": "1e-5"}
+    undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
+    both = {0: TOUCHY, 1: TOUCHY}
+    Hosts(pod, undisturbed, 2, before=both, **told).finish()
+    dies = both | {1: TOUCHY + dies_at("a save", number=3)}
+    assert Hosts(pod, killed, 2, before=dies, **told).wait() == [75, -signal.SIGKILL]
+    (again, _) = Hosts(pod, killed, 2, before=both, **told).finish()
+    assert "resumed at step 8" in again
+    assert_equal(killed, undisturbed, last=16)
+    skipped, same = (
+        [row["skipped"] for row in lines(workdir)] for workdir in (undisturbed, killed)
+    )
+    assert skipped == same
+    for half in (skipped[:8], skipped[8:]):
+        assert 0 < sum(half) < 8
+    spikes = re.findall(r"step (\d+): a spike", again)
+    assert spikes == [str(n) for n in range(9, 17) if skipped[n - 1]]
 
 
 def test_four_processes_train_as_one(pod, one):

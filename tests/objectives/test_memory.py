@@ -11,6 +11,7 @@ from bert_jax.objectives.causal_lm import CausalLM
 from bert_jax.objectives.permuted_lm import PermutedLM
 from bert_jax.parity import OUTPUT, excess
 from bert_jax.presets import preset
+from bert_jax.spikes import WINDOW
 from bert_jax.step import Net, TrainState, make_train_step
 from tests.models.made import TINY, TRANSFORMER_XL, XLNET, drawn_params, quick_jit
 from tests.objectives.made import counting
@@ -226,6 +227,28 @@ def test_a_step_that_is_skipped_leaves_no_memory():
     after, _ = step(state, batch)
     assert not after.carry["states"].any()
     assert not after.carry["group"].any()
+
+
+def test_a_step_that_is_left_out_for_its_loss_hands_on_its_text():
+    """The row was read, by parameters that are as good as before."""
+    of, model, optimizer = CausalLM(memory=5), Model(ARCH), optax.sgd(1.0)
+    params = drawn_params(ARCH, heads=("lm",))
+    one = jnp.int32(0), params, optimizer.init(params), jnp.uint32(5)
+    filled = jax.tree.map(jnp.ones_like, of.first_carry(model, B))
+    step = quick_jit(make_train_step(model, of, optimizer))
+    after, skipped = {}, {}
+    for usual in (0.1, 100.0):
+        losses = np.full((1, WINDOW), usual, np.float32)
+        state = TrainState(*one, filled, losses)
+        after[usual], means = step(state, piece(text(), 0))
+        skipped[usual] = float(means["skipped"].total)
+    assert skipped == {0.1: 1.0, 100.0: 0.0}
+    left_out, learned = after.values()
+    jax.tree.map(np.testing.assert_array_equal, left_out.params, params)
+    moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), learned.params, params)
+    assert np.median(jax.tree.leaves(moved)) > 0
+    jax.tree.map(np.testing.assert_array_equal, left_out.carry, learned.carry)
+    assert (left_out.carry["states"] != filled["states"]).mean() > 0.99
 
 
 def test_what_only_memory_tells_is_learnt():
