@@ -35,7 +35,7 @@ class Embed(Part):
         draw = jax.nn.initializers.truncated_normal(arch.init_std)
         E = arch.table_width
         table = self.param("token", padded_table(arch), (arch.padded_vocab, E))
-        self.token = apart_by_pieces(table.astype(self.dtype))
+        self.token = apart_by_pieces(table)
         if arch.position == "learned":
             self.position = self.param("position", draw, (arch.max_positions, E))
         if self.has_types:
@@ -55,7 +55,7 @@ class Embed(Part):
         # [B, S, E], summed in f32
         arch, x = self.arch, tokens.vectors
         if x is None:
-            x = look_up(self.token, tokens.ids)
+            x = jnp.take(self.token, tokens.ids, axis=0, mode="clip")
         if arch.embed_scale == "sqrt":
             x = x * arch.width**0.5
         if self.has_types:
@@ -76,20 +76,3 @@ def rows_of(table: jax.Array, index: jax.Array) -> jax.Array:
     """Rows of a small table, read by a product: its gradient needs no scatter."""
     which = jax.nn.one_hot(index, len(table), dtype=table.dtype)
     return jnp.einsum("bst,td->bsd", which, table, precision="highest")
-
-
-@jax.custom_vjp
-def look_up(table: jax.Array, ids: jax.Array) -> jax.Array:
-    """Rows of the token table, in f32. Its gradient is summed in f32, since [MASK] alone
-    is every eighth token, and is then of the table's type: so it is added to the head's
-    before devices tell each other the sum."""
-    return jnp.take(table, ids, axis=0, mode="clip").astype(jnp.float32)
-
-
-def look_up_backward(saved, dy: jax.Array):
-    table, ids = saved
-    sums = jnp.zeros(table.shape, dy.dtype).at[ids].add(dy, mode="clip")
-    return sums.astype(table.dtype), None
-
-
-look_up.defvjp(lambda table, ids: (look_up(table, ids), (table, ids)), look_up_backward)
