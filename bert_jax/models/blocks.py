@@ -26,6 +26,7 @@ from bert_jax.models.flash import attend_flash
 from bert_jax.models.linear import ACTIVATE, Part, dense, keep, residual_shrink
 from bert_jax.models.norm import norm
 from bert_jax.models.positions import BIASES, TYPES, ByHead
+from bert_jax.models.relative import Relative
 from bert_jax.models.tokens import Memory, after
 from bert_jax.models.view import View
 from bert_jax.models.window import attend_window
@@ -63,11 +64,14 @@ class Attention(Part):
             return keep(linear(name)(states)).reshape(*states.shape[:-1], H, K)
 
         q = project("q", x)
+        r = None
         if answers is None:
             k = after(memory and memory.k, project("k", source))
             v = after(memory and memory.v, project("v", source))
+            if arch.position == "xl":
+                r = project("r", view.distances.astype(self.dtype))
         else:
-            k, v = answers["k"], answers["v"]
+            k, v, r = (answers[name] for name in "kvr")
         options = dict(
             rate=arch.attention_dropout, noise=noise and noise.at(PROBABILITIES)
         )
@@ -85,8 +89,16 @@ class Attention(Part):
             else:
                 mixed, probabilities = self.by_reach((q, k, v), far, view, options)
         elif view.visible is None:
+            relative = None
+            if arch.position == "xl":
+                relative = Relative.of(r, biases, types)
             mixed = attend_flash(
-                q, k, v, asking=view.tokens, answering=view.keys, **options
+                *(q, k, v),
+                asking=view.tokens,
+                answering=view.keys,
+                relative=relative,
+                slots=view.slots,
+                **options,
             )
         else:
             bias = relative = None
@@ -96,7 +108,6 @@ class Attention(Part):
                     "bqhk,qsk->bhqs", q, relative, preferred_element_type=jnp.float32
                 )
             if arch.position == "xl":
-                r = project("r", view.distances.astype(self.dtype))
                 bias = positions.xl_scores(q, k, r, biases, where=view.where)
             if arch.type_scheme == "relative":
                 bias += positions.type_scores(q, types, differs=view.differs)
@@ -112,7 +123,7 @@ class Attention(Part):
             bias=arch.attention_bias == "all",
             shrink=residual_shrink(arch),
         )
-        inside = {"attentions": probabilities, "k": k, "v": v}
+        inside = {"attentions": probabilities, "k": k, "v": v, "r": r}
         return out(mixed.reshape(*x.shape[:-1], H * K)), inside
 
     def by_reach(self, near, far, view: View, options):

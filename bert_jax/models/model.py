@@ -62,12 +62,10 @@ class Tower(Part):
             k = jax.tree.map(after, memory.tokens, bare)
         fast = arch.attention == "window" or takes_flash(arch, length=S)
         quadratic = not fast or "attentions" in capture
-        view = view_of(arch, tokens, k, length=S, dense=quadratic)
+        view = view_of(arch, tokens, k, dense=quadratic)
         query = None
         if streams == 2:
-            asking = view_of(
-                arch, tokens.at(where), k, strict=True, where=where, length=S
-            )
+            asking = view_of(arch, tokens, k, strict=True, where=where, dense=not fast)
             g = jnp.broadcast_to(embed.query, (*where.shape, arch.width))
             query = (g.astype(self.dtype), asking)
         x, g, captured = self.stack(
