@@ -57,6 +57,7 @@ FLASH_FROM = 256  # tokens of a row that it takes less time for: docs/flash.md
 XL_FROM = 64  # the same with relative positions
 BLOCK = 512  # the most queries, and keys, of a block
 QUERIES = 4096  # the most of one kernel: it keeps the gradients of all on the chip
+DISTANCES = 5120  # the same of keys and queries together, where positions are relative
 LEAST = -1e9  # where m starts: any real score is more
 HIDDEN = -1e30  # exp(HIDDEN - m) is exactly 0, also where nothing is seen
 NOBODY = 2**30  # group and rank of keys that are padding
@@ -115,7 +116,10 @@ def attend_flash(
         filled = ((q.shape[1] - Q, k.shape[1] - S), (0, 0))
         r = jnp.pad(relative.r.reshape(-1, H * K), filled)
         learned = relative.learned.reshape(-1, H * K)
-    parts, most = [], max(1, QUERIES // bq) * bq
+    parts, most = [], QUERIES
+    if relative is not None:
+        most = min(most, DISTANCES - k.shape[1])
+    most = max(1, most // bq) * bq
     for first in range(0, q.shape[1], most):
         there = slice(first, first + most)
         case = Case(

@@ -5,6 +5,7 @@ and one of keys. What it takes and gives goes by names; the kind of each array s
 of it belongs to a place, and what a mesh splits.
 """
 
+import dataclasses
 import math
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -115,6 +116,8 @@ class Layout(NamedTuple):
             kind: pl.BlockSpec(shape, turn(place))
             for kind, (shape, place) in kinds.items()
         }
+        if case.relative:  # it stays the same for long: nothing is copied ahead
+            blocks["r"] = dataclasses.replace(blocks["r"], pipeline_mode=pl.Buffered(1))
         return cls(grid, n, blocks | {"numbers": pl.BlockSpec(memory_space=pltpu.SMEM)})
 
     def specs(self, kinds: dict[str, Kind]) -> tuple[pl.BlockSpec, ...]:

@@ -18,6 +18,7 @@ from bert_jax.models.slots import Slots
 from bert_jax.models.tokens import BELOW_ALL, Tokens, memory_of, visible
 from bert_jax.objectives.permuted_lm import PermutedLM
 from bert_jax.sharding import Axes, make_mesh, replicated
+from bert_jax.tpu import CHIPS
 from tests.models.made import (
     TINY,
     TRANSFORMER_XL,
@@ -40,6 +41,7 @@ from tests.models.test_flash import (
     tokens_of,
 )
 from tests.test_sharding import SCANNED, Trained, assert_same
+from tests.tpu import run_for_tpu
 
 H, K = 2, 16
 NOISE = Noise.of(jax.random.key(7), jnp.asarray([3, 1000]))
@@ -409,3 +411,82 @@ def test_a_mesh_trains_as_one_device(axes: Axes):
     assert arch.attention_dropout == 0.1
     one = Trained(objective, arch, devices=jax.devices()[:1], steps=3)
     assert_same(one, Trained(objective, arch.but(**FLASH), axes, steps=3))
+
+
+# For TPUs.
+
+PROGRAM = """
+import json
+import jax
+import jax.numpy as jnp
+from bert_jax.hlo import Program
+from bert_jax.models.dropout import Noise
+from bert_jax.models.flash import attend_flash
+from bert_jax.models.relative import Relative
+from bert_jax.models.slots import Slots
+from bert_jax.models.tokens import plain
+from bert_jax.sharding import Axes, make_mesh, replicated
+from bert_jax.tpu import Topology
+
+jax.config.update("jax_enable_compilation_cache", False)  # it cannot be read for TPUs
+
+def cost(topology, row, memory, asked, rows=4, heads=12, size=64):
+    mesh, keys = make_mesh(Axes(), topology.devices()), row + memory
+
+    def loss(q, k, v, r, learned, ids, where, seed):
+        answering = plain(ids, real=ids > 0)
+        asking, slots = jax.tree.map(lambda x: x[:, memory:], answering), None
+        if asked:
+            slots = Slots.of(where, length=row)
+            asking = slots.asking(asking)
+        out = attend_flash(
+            *(q, k, v),
+            asking=asking,
+            answering=answering,
+            relative=Relative(r, learned),
+            slots=slots,
+            rate=0.1,
+            noise=Noise(seed, jnp.arange(rows, dtype=jnp.uint32)),
+        )
+        return (out.astype(jnp.float32) ** 2).sum()
+
+    def array(kind, *shape):
+        return jax.ShapeDtypeStruct(shape, kind, sharding=replicated(mesh))
+
+    lengths = (asked or row, keys, keys)
+    states = [array(jnp.bfloat16, rows, length, heads, size) for length in lengths]
+    states += [array(jnp.bfloat16, keys + row, heads, size)]
+    states += [array(jnp.float32, 5, heads, size)]
+    rest = array(jnp.int32, rows, keys), array(jnp.int32, rows, asked or row)
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+        run = jax.jit(jax.grad(loss, argnums=(0, 1, 2, 3, 4)))
+        done = run.lower(*states, *rest, array(jnp.uint32, 2)).compile()
+    program = Program(done.as_text())
+    kernels = [one.instruction.kernel for one in program.executed()]
+    square = f"{row},{keys}]"
+    return {
+        "bytes": done.memory_analysis().temp_size_in_bytes,
+        "kernels": [kernel.name for kernel in kernels if kernel],
+        "square": square in program.text,
+    }
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", CHIPS)
+def test_memory_on_tpus(kind: str):
+    """Forward and backward compile, rows in parts, too, and no array is quadratic."""
+    shape = "x".join("1" * CHIPS[kind].dimensions)
+    program = f"""
+topology = Topology.parse("{kind}:{shape}")
+shapes = (128, 384, 21), (128, 384, 0), (512, 384, 85), (2048, 0, 0), (4096, 0, 0)
+print(json.dumps([cost(topology, *shape) for shape in shapes]))
+"""
+    found = run_for_tpu(PROGRAM + program)
+    for one, parts in zip(found, (1, 1, 1, 1, 4), strict=True):
+        kernels = sorted(one["kernels"])
+        assert kernels == ["flash_backward"] * parts + ["flash_forward"] * parts
+        assert not one["square"]
+    # Four rows of 12 heads of 64: 6 KB a token in bf16, for each of what is put
+    # together from four parts.
+    assert found[-1]["bytes"] <= 12 * 6144 * 4096, found

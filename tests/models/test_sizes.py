@@ -168,7 +168,7 @@ def test_the_family_stays_small():
     files = [path for part in SMALL for path in (ROOT / "bert_jax" / part).glob("*.py")]
     lines = {path.name: len(path.read_text().splitlines()) for path in files}
     kernels = ("flash.py", "flash_layout.py", "products.py", "relative.py")
-    assert sum(lines.values()) - sum(lines[name] for name in kernels) < 3650
+    assert sum(lines.values()) - sum(lines[name] for name in kernels) < 3750
 
 
 def test_every_preset_is_counted_here():
