@@ -10,6 +10,7 @@ logarithm of the whole sum, the backward pass finds each block's probabilities a
 (Dao et al. 2022, arXiv:2205.14135; Dao 2023, arXiv:2307.08691). Who sees whom is worked
 out in each block from group and rank, and blocks in which nothing is seen are passed
 by. Dropout has the bits that `attend` draws for the same row, head, query and key.
+What relative positions and types add to scores is in relative.py.
 
 In the kernels scores stand with keys down and queries across, [S, Q], so that what is
 kept of a query takes one lane. As many heads as fill the lanes go through together,
@@ -54,7 +55,7 @@ from bert_jax.models.tokens import Tokens
 from bert_jax.placing import on_tpu, over_rows_and_heads
 
 FLASH_FROM = 256  # tokens of a row that it takes less time for: docs/flash.md
-XL_FROM = 64  # the same with relative positions
+XL_FROM = 128  # the same with relative positions
 BLOCK = 512  # the most queries, and keys, of a block
 QUERIES = 4096  # the most of one kernel: it keeps the gradients of all on the chip
 DISTANCES = 5120  # the same of keys and queries together, where positions are relative
@@ -63,12 +64,13 @@ HIDDEN = -1e30  # exp(HIDDEN - m) is exactly 0, also where nothing is seen
 NOBODY = 2**30  # group and rank of keys that are padding
 
 
-def takes_flash(arch: Arch, *, length: int) -> bool:
-    """Whether rows of this length go through here."""
+def takes_flash(arch: Arch, *, length: int, keys: int = 0) -> bool:
+    """Whether rows of this length go through here, with so many that answer."""
     if arch.attention != "auto":
         return arch.attention == "flash"
     least = {"learned": FLASH_FROM, "xl": XL_FROM}.get(arch.position)
-    return least is not None and on_tpu() and length >= least
+    too_many = arch.position == "xl" and keys > DISTANCES - BLOCK
+    return least is not None and on_tpu() and length >= least and not too_many
 
 
 def attend_flash(

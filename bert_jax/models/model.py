@@ -60,7 +60,9 @@ class Tower(Part):
         if memory is not None:
             bare = tokens.replace(vectors=None, reach=None, task=None)
             k = jax.tree.map(after, memory.tokens, bare)
-        fast = arch.attention == "window" or takes_flash(arch, length=S)
+        fast = arch.attention == "window" or takes_flash(
+            arch, length=S, keys=k.ids.shape[1]
+        )
         quadratic = not fast or "attentions" in capture
         view = view_of(arch, tokens, k, dense=quadratic)
         query = None

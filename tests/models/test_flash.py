@@ -368,6 +368,9 @@ def test_what_auto_chooses(monkeypatch):
     assert not chosen(2**20, **auto, **NEZHA)
     assert chosen(XL_FROM, **auto, **XL)
     assert not chosen(XL_FROM - 1, **auto, **XL)
+    long = TINY.but(**auto, **XL)
+    assert takes_flash(long, length=512, keys=4608)
+    assert not takes_flash(long, length=512, keys=4609)
     assert not chosen(2**20)
 
 
