@@ -53,6 +53,7 @@ TRAINED = {
     "permuted_lm": ("xlnet-large-cased", ()),
 }
 FASTEST = {"arch.stack": "scan", "arch.remat": "kept", "mesh.data": 1, "mesh.fsdp": -1}
+FASTEST |= {"arch.attention": "flash"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,10 +83,7 @@ def ours(
     """By `bert_jax compile`, in a process of its own; and the FLOPs of a chip."""
     fields = {"batch": rows * topology.chips, "length": length, "arch.layers": layers}
     fields |= {"optim.name": "adamw", **FASTEST}
-    if preset.startswith("xlnet"):  # its positions are relative
-        fields |= {"rows": "stream"}
-    else:
-        fields |= {"rows": "full", "arch.attention": "flash"}
+    fields["rows"] = "stream" if preset.startswith("xlnet") else "full"
     command = [sys.executable, "-m", "bert_jax", "compile", "--json"]
     command += ["--config", f"pretrain:{preset}", "--topology", str(topology)]
     fields |= changes

@@ -151,8 +151,9 @@ class Arch:
         clash(not alone, ("streams", "position"), "must be 1, or 2 with 'xl', not with")
         relative = self.type_scheme == "relative"
         clash(relative and not xl, ("type_scheme", "position"), "needs 'xl', not")
-        fast = window or self.attention == "flash"
-        clash(fast and not learned, ("attention", "position"), "needs 'learned', not")
+        clash(window and not learned, ("attention", "position"), "needs 'learned', not")
+        flash = self.attention == "flash" and functional
+        clash(flash, ("attention", "position"), "needs 'learned' or 'xl', not")
         clash(window and self.window % 2, ("window", "attention"), "must be even for")
         near = functional and not self.max_distance
         clash(near, ("max_distance", "position"), "must be at least 1 for")

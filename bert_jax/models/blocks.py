@@ -26,6 +26,7 @@ from bert_jax.models.flash import attend_flash
 from bert_jax.models.linear import ACTIVATE, Part, dense, keep, residual_shrink
 from bert_jax.models.norm import norm
 from bert_jax.models.positions import BIASES, TYPES, ByHead
+from bert_jax.models.relative import Relative
 from bert_jax.models.tokens import Memory, after
 from bert_jax.models.view import View
 from bert_jax.models.window import attend_window
@@ -47,6 +48,7 @@ class Attention(Part):
         *,
         memory: Memory | None = None,
         answers: dict | None = None,
+        streams: int = 1,
         biases=None,
         types=None,
     ) -> tuple[jax.Array, dict]:
@@ -62,12 +64,26 @@ class Attention(Part):
         def project(name: str, states: jax.Array) -> jax.Array:
             return keep(linear(name)(states)).reshape(*states.shape[:-1], H, K)
 
+        def answering(name: str, before: jax.Array | None) -> list[jax.Array]:
+            """The keys or values, once for each stream that asks."""
+            # What is remembered; a norm of it has a gradient for its parameters.
+            bare = arch.norm_place == "post"
+            fixed = source.shape[1] - x.shape[1] if bare else 0
+            if not fixed and streams == 1:
+                return [after(before, project(name, source))]
+            each = linear(name)(source, readers=streams, fixed=fixed)
+            shape = (*source.shape[:-1], H, K)
+            return [after(before, one.reshape(shape)) for one in each]
+
         q = project("q", x)
+        r = None
         if answers is None:
-            k = after(memory and memory.k, project("k", source))
-            v = after(memory and memory.v, project("v", source))
+            k, *more_k = answering("k", memory and memory.k)
+            v, *more_v = answering("v", memory and memory.v)
+            if arch.position == "xl":
+                r = project("r", view.distances.astype(self.dtype))
         else:
-            k, v = answers["k"], answers["v"]
+            ((k, v, r),) = answers["others"]
         options = dict(
             rate=arch.attention_dropout, noise=noise and noise.at(PROBABILITIES)
         )
@@ -85,8 +101,16 @@ class Attention(Part):
             else:
                 mixed, probabilities = self.by_reach((q, k, v), far, view, options)
         elif view.visible is None:
+            relative = None
+            if arch.position == "xl":
+                relative = Relative.of(r, biases, types)
             mixed = attend_flash(
-                q, k, v, asking=view.tokens, answering=view.keys, **options
+                *(q, k, v),
+                asking=view.tokens,
+                answering=view.keys,
+                relative=relative,
+                slots=view.slots,
+                **options,
             )
         else:
             bias = relative = None
@@ -96,7 +120,6 @@ class Attention(Part):
                     "bqhk,qsk->bhqs", q, relative, preferred_element_type=jnp.float32
                 )
             if arch.position == "xl":
-                r = project("r", view.distances.astype(self.dtype))
                 bias = positions.xl_scores(q, k, r, biases, where=view.where)
             if arch.type_scheme == "relative":
                 bias += positions.type_scores(q, types, differs=view.differs)
@@ -113,6 +136,8 @@ class Attention(Part):
             shrink=residual_shrink(arch),
         )
         inside = {"attentions": probabilities, "k": k, "v": v}
+        if streams > 1:
+            inside["others"] = [(*pair, r) for pair in zip(more_k, more_v, strict=True)]
         return out(mixed.reshape(*x.shape[:-1], H * K)), inside
 
     def by_reach(self, near, far, view: View, options):
@@ -164,9 +189,11 @@ class Block(Part):
             there = noise and noise.at(place)
             return dropout(x, rate=arch.dropout, noise=there)
 
-        def layer(x, source, view, noise, answers=None):
+        def layer(x, source, view, noise, *, answers=None, streams=1):
             y = attention_norm(x) if before else x
-            mixed, inside = attention(y, source, view, noise, answers=answers, **extra)
+            mixed, inside = attention(
+                y, source, view, noise, answers=answers, streams=streams, **extra
+            )
             x = x + drop(mixed, noise, ATTENTION)
             x = x if before else attention_norm(x)
             y = ffn(ffn_norm(x) if before else x)
@@ -176,9 +203,9 @@ class Block(Part):
 
         source = after(memory and memory.states, x)
         source = attention_norm(source) if before else source
-        x, inside = layer(x, source, view, noise)
+        x, inside = layer(x, source, view, noise, streams=1 + (query is not None))
         if query is None:
             return (x, None), inside
         there = noise and noise.at(QUERY)
-        g, _ = layer(query[0], source, query[1], there, inside)
+        g, _ = layer(query[0], source, query[1], there, answers=inside)
         return (x, g), inside | {"query": g}

@@ -41,13 +41,15 @@ class Linear(nn.Module):
     bias: bool = True
 
     @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array, *, readers: int = 0, fixed: int = 0):
+        """y; with `readers` y, kept, once for each of them: see product_for."""
         kernel = self.param("kernel", self.init, (x.shape[-1], self.features))
-        y = product(x.astype(self.dtype), kernel.astype(self.dtype))
-        if not self.bias:
-            return y
-        bias = self.param("bias", nn.initializers.zeros, (self.features,))
-        return add_bias(y, bias.astype(self.dtype))
+        x, kernel = x.astype(self.dtype), kernel.astype(self.dtype)
+        ys = product_for(x, kernel, fixed, readers) if readers else [product(x, kernel)]
+        if self.bias:
+            bias = self.param("bias", nn.initializers.zeros, (self.features,))
+            ys = [add_bias(y, bias.astype(self.dtype)) for y in ys]
+        return ys if readers else ys[0]
 
 
 def dense(
@@ -88,6 +90,29 @@ def product(x: jax.Array, kernel: jax.Array) -> jax.Array:
     """
     flat = jnp.matmul(x.reshape(-1, x.shape[-1]), kernel)
     return flat.reshape(*x.shape[:-1], kernel.shape[-1])
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def product_for(x: jax.Array, kernel: jax.Array, fixed: int, readers: int):
+    """The product once for each of its readers, without gradient for the first `fixed`
+    tokens of x [B, S, I]. By itself the compiler multiplies that of all tokens and then
+    throws a part away, and sends what readers add up through memory."""
+    return (product(x, kernel),) * readers
+
+
+def product_for_forward(x, kernel, fixed: int, readers: int):
+    return (keep(product(x, kernel)),) * readers, (x, kernel)
+
+
+def product_for_backward(fixed: int, readers: int, saved, dys):
+    x, kernel = saved
+    (d_kernel,) = jax.vjp(lambda kernel: product(x, kernel), kernel)[1](sum(dys))
+    dy, ours = sum(dy[:, fixed:] for dy in dys), x[:, fixed:]
+    (dx,) = jax.vjp(lambda x: product(x, kernel), ours)[1](dy)
+    return jnp.pad(dx, ((0, 0), (fixed, 0), (0, 0))), d_kernel
+
+
+product_for.defvjp(product_for_forward, product_for_backward)
 
 
 @jax.custom_vjp

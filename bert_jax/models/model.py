@@ -60,14 +60,14 @@ class Tower(Part):
         if memory is not None:
             bare = tokens.replace(vectors=None, reach=None, task=None)
             k = jax.tree.map(after, memory.tokens, bare)
-        fast = arch.attention == "window" or takes_flash(arch, length=S)
+        fast = arch.attention == "window" or takes_flash(
+            arch, length=S, keys=k.ids.shape[1]
+        )
         quadratic = not fast or "attentions" in capture
-        view = view_of(arch, tokens, k, length=S, dense=quadratic)
+        view = view_of(arch, tokens, k, dense=quadratic)
         query = None
         if streams == 2:
-            asking = view_of(
-                arch, tokens.at(where), k, strict=True, where=where, length=S
-            )
+            asking = view_of(arch, tokens, k, strict=True, where=where, dense=not fast)
             g = jnp.broadcast_to(embed.query, (*where.shape, arch.width))
             query = (g.astype(self.dtype), asking)
         x, g, captured = self.stack(

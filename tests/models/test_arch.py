@@ -98,7 +98,10 @@ CLASHES = [
         ("attention", "position"),
         dict(attention="window", position="functional", max_distance=3),
     ),
-    (("attention", "position"), dict(attention="flash", position="xl")),
+    (
+        ("attention", "position"),
+        dict(attention="flash", position="functional", max_distance=3),
+    ),
     (("window", "attention"), dict(attention="window", window=7)),
     (("max_distance", "position"), dict(position="functional")),
     (

@@ -18,7 +18,7 @@ from bert_jax.generate import go_on
 from bert_jax.models.arch import Arch
 from bert_jax.models.attention import attend
 from bert_jax.models.dropout import Noise
-from bert_jax.models.flash import FLASH_FROM, attend_flash, takes_flash
+from bert_jax.models.flash import FLASH_FROM, XL_FROM, attend_flash, takes_flash
 from bert_jax.models.model import Model
 from bert_jax.models.tokens import Tokens, visible
 from bert_jax.objectives.masked_lm import MaskedLM
@@ -366,14 +366,18 @@ def test_what_auto_chooses(monkeypatch):
     assert chosen(FLASH_FROM, **auto)
     assert not chosen(FLASH_FROM - 1, **auto)
     assert not chosen(2**20, **auto, **NEZHA)
+    assert chosen(XL_FROM, **auto, **XL)
+    assert not chosen(XL_FROM - 1, **auto, **XL)
+    long = TINY.but(**auto, **XL)
+    assert takes_flash(long, length=512, keys=4608)
+    assert not takes_flash(long, length=512, keys=4609)
     assert not chosen(2**20)
 
 
-@pytest.mark.parametrize("fields", [NEZHA, XL])
-def test_positions_that_it_has_not(fields):
-    with pytest.raises(InputError, match="attention='flash' needs 'learned', not arch"):
-        TINY.but(**FLASH, **fields)
-    assert TINY.but(attention="auto", **fields)
+def test_positions_that_it_has_not():
+    with pytest.raises(InputError, match="='flash' needs 'learned' or 'xl', not arch"):
+        TINY.but(**FLASH, **NEZHA)
+    assert TINY.but(attention="auto", **NEZHA)
 
 
 @pytest.mark.parametrize("attention", ["flash", "auto"])
