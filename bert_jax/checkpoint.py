@@ -247,7 +247,9 @@ class Checkpoints:
         folder = self.root / str(step)
         params = restore(folder / "params", like.params)
         rest = restore(folder / "optimizer", besides_params(like))
-        if like.losses is not None and (folder / "losses").is_dir():
+        # As process 0 has it: a shared folder may lag.
+        there = told_by_all(str((folder / "losses").is_dir()))[0] == "True"
+        if like.losses is not None and there:
             rest |= restore(folder / "losses", {"losses": like.losses})
         elif like.losses is not None:
             self.say(

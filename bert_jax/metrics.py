@@ -60,7 +60,10 @@ class NotFiniteError(LossError):
 class SpikeError(LossError):
     """The loss stands out from those before it."""
 
-    advice = "--config.spike=say goes on through it."
+    advice = (
+        "--config.spike=say goes on through it, --config.spike=skip leaves out such "
+        "updates."
+    )
 
 
 def check_finite(params: dict, step: int) -> None:
@@ -149,7 +152,7 @@ class UnderWay:
         self.clock, self.timed, self.seconds = None, 0, 0.0
         self.peak = peak_flops()
         self.waited = 0.0  # seconds for batches
-        self.in_a_row = 0  # steps skipped, one after the other
+        self.in_a_row = 0  # steps without a finite gradient, one after the other
         self.spikes, self.high = Spikes(), 0  # since the last line
 
     def tells(self, step: int) -> bool:

@@ -83,7 +83,7 @@ class Attention(Part):
             if arch.position == "xl":
                 r = project("r", view.distances.astype(self.dtype))
         else:
-            ((k, v, r),) = answers["others"]
+            k, v, r = answers["other"]
         options = dict(
             rate=arch.attention_dropout, noise=noise and noise.at(PROBABILITIES)
         )
@@ -137,7 +137,7 @@ class Attention(Part):
         )
         inside = {"attentions": probabilities, "k": k, "v": v}
         if streams > 1:
-            inside["others"] = [(*pair, r) for pair in zip(more_k, more_v, strict=True)]
+            inside["other"] = (*more_k, *more_v, r)  # for the one stream more
         return out(mixed.reshape(*x.shape[:-1], H * K)), inside
 
     def by_reach(self, near, far, view: View, options):

@@ -55,7 +55,7 @@ from bert_jax.models.tokens import Tokens
 from bert_jax.placing import on_tpu, over_rows_and_heads
 
 FLASH_FROM = 256  # tokens of a row that it takes less time for: docs/flash.md
-XL_FROM = 128  # the same with relative positions
+XL_FROM = 128  # the least that was looked at with relative positions: docs/speed.md
 BLOCK = 512  # the most queries, and keys, of a block
 QUERIES = 4096  # the most of one kernel: it keeps the gradients of all on the chip
 DISTANCES = 5120  # the same of keys and queries together, where positions are relative
@@ -64,13 +64,19 @@ HIDDEN = -1e30  # exp(HIDDEN - m) is exactly 0, also where nothing is seen
 NOBODY = 2**30  # group and rank of keys that are padding
 
 
-def takes_flash(arch: Arch, *, length: int, keys: int = 0) -> bool:
+def takes_flash(arch: Arch, *, length: int, keys: int) -> bool:
     """Whether rows of this length go through here, with so many that answer."""
     if arch.attention != "auto":
         return arch.attention == "flash"
-    least = {"learned": FLASH_FROM, "xl": XL_FROM}.get(arch.position)
-    too_many = arch.position == "xl" and keys > DISTANCES - BLOCK
-    return least is not None and on_tpu() and length >= least and not too_many
+    if not on_tpu():
+        return False
+    if (
+        arch.position == "xl"
+    ):  # r and its gradient stay on the chip, a few heads' at once
+        groups = range(1, arch.heads + 1)
+        narrow = any(n * arch.head_size % LANES == 0 for n in groups)
+        return narrow and length >= XL_FROM and keys <= DISTANCES - BLOCK
+    return arch.position == "learned" and length >= FLASH_FROM
 
 
 def attend_flash(
@@ -80,7 +86,6 @@ def attend_flash(
     *,
     asking: Tokens,  # [B, Q]
     answering: Tokens,  # [B, S]
-    strict: bool = False,
     window: int | None = None,
     rate: float = 0.0,
     noise: Noise | None = None,
@@ -96,10 +101,8 @@ def attend_flash(
         q = slots.put(q)
     bq, bk = (block_of(length, most=block) for length in (Q, S))
     types = relative is not None and len(relative.learned) > 2
-    asks = about(asking, rank=asking.rank - strict, padding=0, block=bq, types=types)
-    answers = about(
-        answering, rank=answering.rank, padding=NOBODY, block=bk, types=types
-    )
+    asks = about(asking, padding=0, block=bq, types=types)
+    answers = about(answering, padding=NOBODY, block=bk, types=types)
     if slots is not None:
         number = fill(slots.number[:, None], axis=2, block=bq)
         asks = jnp.concatenate([asks, number], axis=1)
@@ -158,11 +161,9 @@ def fill(x: jax.Array, *, axis: int, block: int, value: int = 0) -> jax.Array:
     return jnp.pad(x, widths, constant_values=value)
 
 
-def about(
-    tokens: Tokens, *, rank: jax.Array, padding: int, block: int, types: bool
-) -> jax.Array:
+def about(tokens: Tokens, *, padding: int, block: int, types: bool) -> jax.Array:
     """What decides who sees whom, [B, 3, S], and as whom, [B, 4, S]."""
-    fields = [tokens.group, rank, tokens.positions] + [tokens.types] * types
+    fields = [tokens.group, tokens.rank, tokens.positions] + [tokens.types] * types
     fields = jnp.stack(fields, axis=1)
     real = (tokens.group > 0)[:, None]
     fields = jnp.where(real, fields, padding)
@@ -235,8 +236,8 @@ def forward_kernel(case: Case, *refs):
     names = (*taken(case), *GIVEN, "top", "total", "mixed")
     at = SimpleNamespace(**dict(zip(names, refs, strict=True)))
     top, total, mixed = at.top, at.total, at.mixed
-    steps = tuple(pl.program_id(axis) for axis in range(4))
-    b, h, i, j = order_of(case, steps, last="keys")
+    place = tuple(pl.program_id(axis) for axis in range(4))
+    b, h, i, j = order_of(case, place, last="keys")
 
     @pl.when(j == 0)
     def begin():
@@ -301,8 +302,8 @@ def backward(case: Case, *arrays):
 def backward_kernel(case: Case, *refs):
     names = (*taken_back(case), *given_back(case), "dq_sum", "dk_sum", "dv_sum")
     at = SimpleNamespace(**dict(zip(names, refs, strict=True)))
-    steps = tuple(pl.program_id(axis) for axis in range(4))
-    b, h, i, j = order_of(case, steps, last="queries")
+    place = tuple(pl.program_id(axis) for axis in range(4))
+    b, h, i, j = order_of(case, place, last="queries")
     scale = 1.0 / (1.0 - case.rate)
     here = pl.ds(pl.multiple_of(i * case.blocks[0], LANES), case.blocks[0])
 

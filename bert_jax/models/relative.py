@@ -19,7 +19,7 @@ from jax.experimental import pallas as pl
 
 from bert_jax.models.products import BY_KEYS, BY_SIZE, LANES, PLAIN, product
 
-U, V, S = range(3)  # rows of what a layer has learned, and then
+BIASES = 3  # rows of what a layer has learned: u, v and s, and then
 TABLE = slice(3, 5)  # t₀ and t₁, where there are types
 
 
@@ -47,7 +47,7 @@ class Asked(NamedTuple):
 
     @classmethod
     def by(cls, q: jax.Array, learned: jax.Array) -> "Asked":
-        rows = [learned[n : n + 1] for n in range(min(S + 1, len(learned)))]
+        rows = [learned[n : n + 1] for n in range(min(BIASES, len(learned)))]
         asked = [(q + row).astype(q.dtype) for row in rows]
         return cls(*asked)
 

@@ -31,19 +31,19 @@ class Slots:
         """x [B, P, ...] at its places, [B, S, ...]; elsewhere 0."""
         slot = jnp.arange(self.count)[:, None]
         first = self.at & (self.number[:, None] == slot)
-        return product("bps,bpd->bsd", first, x)
+        return moved("bps,bpd->bsd", first, x)
 
     def take(self, x: jax.Array) -> jax.Array:
         """What stands at each slot's place of x [B, S, ...]: [B, P, ...]."""
-        return product("bps,bsd->bpd", self.at, x)
+        return moved("bps,bsd->bpd", self.at, x)
 
     def asking(self, tokens: Tokens) -> Tokens:
         """A row's tokens [B, S] as queries: those of other places are padding."""
         return tokens.replace(group=jnp.where(self.at.any(1), tokens.group, 0))
 
 
-def product(form: str, places: jax.Array, x: jax.Array) -> jax.Array:
+def moved(form: str, places: jax.Array, x: jax.Array) -> jax.Array:
     flat = x.reshape(*x.shape[:2], -1)
     exact = jax.lax.Precision.HIGHEST
-    moved = jnp.einsum(form, places.astype(x.dtype), flat, precision=exact)
-    return moved.reshape(*moved.shape[:2], *x.shape[2:])
+    there = jnp.einsum(form, places.astype(x.dtype), flat, precision=exact)
+    return there.reshape(*there.shape[:2], *x.shape[2:])

@@ -13,13 +13,13 @@ from bert_jax.models.tokens import Tokens, visible
 class View:
     """What the queries of one stream see; the same in every layer."""
 
-    tokens: Tokens  # the queries
+    tokens: Tokens  # the queries; with `slots` a row, the others of which are padding
     keys: Tokens
     visible: jax.Array | None = None  # bool [B, Q, S]; None: not for this kernel
     differs: jax.Array | None = None  # bool [B, Q, S]: of another type
     where: jax.Array | None = None  # [B, Q]: their place in the row; None = in order
     distances: jax.Array | None = None  # sinusoids of the position scheme
-    slots: Slots | None = None  # which of `tokens`, a row, the queries are; None = all
+    slots: Slots | None = None  # which of `tokens` the queries are; None = all
 
 
 def view_of(

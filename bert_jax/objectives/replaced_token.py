@@ -20,7 +20,6 @@ are; moved for the model, they would undo what the generator has learned.
 """
 
 import dataclasses
-import math
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +31,7 @@ from bert_jax.objectives.losses import binary_cross_entropy
 from bert_jax.objectives.masked_lm import MaskedLM
 
 PHASES = ("joint", "generator", "discriminator")
-BLOCKS = 128  # of pieces, which divide over as many devices
+BLOCKS = 128  # of pieces, at most
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,12 +173,12 @@ def sample(logits: jax.Array, draws: jax.Array) -> jax.Array:
 
     Found in two steps: the block of pieces in which that is, then the place in it. So
     only sums are told of pieces that lie on other devices, and they are products with
-    zeros and ones: what adds up along a whole vocabulary, or cuts it into blocks, takes
-    a TPU twenty times as long.
+    zeros and ones: to add up along a whole vocabulary, or to cut it into blocks, takes
+    a TPU many times as long (docs/speed.md).
     """
     V = logits.shape[-1]
-    blocks = math.gcd(V, BLOCKS)
-    wide = V // blocks
+    wide = -(-V // BLOCKS)
+    blocks = -(-V // wide)
     each = jax.nn.softmax(logits.astype(jnp.float32))
     block, place = jnp.divmod(jnp.arange(V, dtype=jnp.int32), wide)
     whole = sums_by(block, each, blocks)
@@ -189,7 +188,8 @@ def sample(logits: jax.Array, draws: jax.Array) -> jax.Array:
     # As a share of the block, whose sum was rounded in another way.
     rest = draws * so_far.max(-1) - before.sum(-1)
     size = jnp.where(jnp.arange(blocks) == chosen[..., None], whole, 0.0).sum(-1)
-    return chosen * wide + reach(inside, rest / size)[1]
+    # Of logits that are no numbers nothing can be drawn.
+    return jnp.minimum(chosen * wide + reach(inside, rest / size)[1], V - 1)
 
 
 def sums_by(number: jax.Array, x: jax.Array, count: int) -> jax.Array:

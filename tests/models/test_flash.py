@@ -140,8 +140,9 @@ def dense(queries: Tokens, keys: Tokens, *, strict=False, window=None, **options
     return lambda q, k, v: attend(q, k, v, visible=seen, **options)[0]
 
 
-def flash(queries: Tokens, keys: Tokens, **options):
-    given = dict(asking=queries, answering=keys, block=BLOCK) | options
+def flash(queries: Tokens, keys: Tokens, *, strict=False, **options):
+    asking = queries.replace(rank=queries.rank - strict)
+    given = dict(asking=asking, answering=keys, block=BLOCK) | options
     return partial(attend_flash, **given)
 
 
@@ -356,7 +357,7 @@ def test_a_mesh_trains_as_one_device():
 
 def test_what_auto_chooses(monkeypatch):
     def chosen(length: int, **fields) -> bool:
-        return takes_flash(TINY.but(**fields), length=length)
+        return takes_flash(TINY.but(**fields), length=length, keys=length)
 
     auto = {"attention": "auto"}
     assert chosen(1, **FLASH)
@@ -366,11 +367,12 @@ def test_what_auto_chooses(monkeypatch):
     assert chosen(FLASH_FROM, **auto)
     assert not chosen(FLASH_FROM - 1, **auto)
     assert not chosen(2**20, **auto, **NEZHA)
-    assert chosen(XL_FROM, **auto, **XL)
-    assert not chosen(XL_FROM - 1, **auto, **XL)
-    long = TINY.but(**auto, **XL)
-    assert takes_flash(long, length=512, keys=4608)
-    assert not takes_flash(long, length=512, keys=4609)
+    assert not chosen(XL_FROM, **auto, **XL)  # its heads do not fill the lanes
+    wide = TINY.but(**auto, **XL, width=128, heads=2)
+    assert takes_flash(wide, length=XL_FROM, keys=XL_FROM)
+    assert not takes_flash(wide, length=XL_FROM - 1, keys=XL_FROM)
+    assert takes_flash(wide, length=512, keys=4608)
+    assert not takes_flash(wide, length=512, keys=4609)
     assert not chosen(2**20)
 
 

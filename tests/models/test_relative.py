@@ -142,7 +142,8 @@ def flash(case: Case, *, types: bool, **options):
     if case.where is not None:
         slots = Slots.of(case.where, length=case.here.ids.shape[1])
         asking = slots.asking(asking)
-    who = dict(asking=asking, answering=case.keys, strict=case.strict, slots=slots)
+    asking = asking.replace(rank=asking.rank - case.strict)
+    who = dict(asking=asking, answering=case.keys, slots=slots)
 
     def run(q, k, v, r, u, bias, s, t):
         relative = Relative.of(r, (u, bias), (s, t) if types else None)
@@ -187,7 +188,7 @@ def test_it_is_dense_attention(name: str, rate: float, types: bool):
     assert np.any(theirs["t"]) == (types and name != "one-token")
 
 
-def test_an_error_would_be_seen():
+def test_an_error_would_be_seen(monkeypatch):
     """One distance more, types the other way round, slots counted by place."""
     case = stream_case()
     options = {"rate": 0.3, "noise": NOISE, "types": True}
@@ -199,8 +200,11 @@ def test_an_error_would_be_seen():
     ):
         with pytest.raises(AssertionError):
             assert_close(with_gradients(flash(case, **options), case, wrong), right)
-    case.where = case.where[:, ::-1]
-    given["q"] = given["q"][:, ::-1]
+    length = case.here.ids.shape[1]
+    slots = Slots.of(case.where, length=length)
+    places = jnp.broadcast_to(jnp.arange(length), slots.number.shape)
+    monkeypatch.setattr(Slots, "put", lambda _, x, put=slots.put: put(x))
+    monkeypatch.setattr(Slots, "of", lambda *_, **__: slots.replace(number=places))
     with pytest.raises(AssertionError):
         assert_close(with_gradients(flash(case, **options), case, given), right)
 
