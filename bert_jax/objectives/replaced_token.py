@@ -29,6 +29,7 @@ from bert_jax.models.arch import Arch
 from bert_jax.objectives.base import Batch, Mean, Net, Objective, Terms, tokens_of
 from bert_jax.objectives.losses import binary_cross_entropy
 from bert_jax.objectives.masked_lm import MaskedLM
+from bert_jax.placing import on_tpu
 
 PHASES = ("joint", "generator", "discriminator")
 BLOCKS = 128  # of pieces, at most
@@ -172,30 +173,42 @@ def sample(logits: jax.Array, draws: jax.Array) -> jax.Array:
     first at which the probabilities so far add up to the draw.
 
     Found in two steps: the block of pieces in which that is, then the place in it. So
-    only sums are told of pieces that lie on other devices, and they are products with
-    zeros and ones: to add up along a whole vocabulary, or to cut it into blocks, takes
-    a TPU many times as long (docs/speed.md).
+    nothing is added up along a whole vocabulary, and of pieces that lie on other
+    devices only sums are told.
     """
     V = logits.shape[-1]
     wide = -(-V // BLOCKS)
-    blocks = -(-V // wide)
+    number = jnp.arange(-(-V // wide))
     each = jax.nn.softmax(logits.astype(jnp.float32))
-    block, place = jnp.divmod(jnp.arange(V, dtype=jnp.int32), wide)
-    whole = sums_by(block, each, blocks)
+    whole = sums(each, wide, of="blocks")
     so_far, chosen = reach(whole, draws)
-    before = jnp.where(jnp.arange(blocks) == chosen[..., None], so_far - whole, 0.0)
-    inside = sums_by(place, jnp.where(block == chosen[..., None], each, 0.0), wide)
+    here = number == chosen[..., None]
+    before = jnp.where(here, so_far - whole, 0.0).sum(-1)
+    in_block = jnp.arange(V) // wide == chosen[..., None]
+    inside = sums(jnp.where(in_block, each, 0.0), wide, of="places")
     # As a share of the block, whose sum was rounded in another way.
-    rest = draws * so_far.max(-1) - before.sum(-1)
-    size = jnp.where(jnp.arange(blocks) == chosen[..., None], whole, 0.0).sum(-1)
+    rest = (draws * so_far.max(-1) - before) / jnp.where(here, whole, 0.0).sum(-1)
     # Of logits that are no numbers nothing can be drawn.
-    return jnp.minimum(chosen * wide + reach(inside, rest / size)[1], V - 1)
+    return jnp.minimum(chosen * wide + reach(inside, rest)[1], V - 1)
 
 
-def sums_by(number: jax.Array, x: jax.Array, count: int) -> jax.Array:
-    """x [B, P, V], summed over what has the same number [V] below `count`."""
-    which = (number[:, None] == jnp.arange(count)).astype(x.dtype)
-    return jnp.matmul(x, which, precision="highest")
+def sums(x: jax.Array, wide: int, *, of: str) -> jax.Array:
+    """x [B, P, V], cut into blocks that are so wide: what is in each block, [B, P,
+    blocks], or at each place of them, [B, P, wide].
+
+    To cut an array so takes a TPU as long as the generator's layers: there it is a
+    product with zeros and ones.
+    """
+    V = x.shape[-1]
+    blocks = -(-V // wide)
+    if not on_tpu():
+        full = jnp.pad(x, ((0, 0), (0, 0), (0, blocks * wide - V)))
+        return full.reshape(*x.shape[:-1], blocks, wide).sum(
+            -1 if of == "blocks" else -2
+        )
+    block, place = jnp.divmod(jnp.arange(V)[:, None], wide)
+    which = block == jnp.arange(blocks) if of == "blocks" else place == jnp.arange(wide)
+    return jnp.matmul(x, which.astype(x.dtype), precision="highest")
 
 
 def reach(chances: jax.Array, share: jax.Array) -> tuple[jax.Array, jax.Array]:
